@@ -5,8 +5,9 @@ the result; the first word of a case is its model_type. Its function `drawn` ret
 model_type with random sizes and options. ON_MESHES has the cases that are trained on a mesh of 8
 devices, with what differs there from the case; with experts the axis expert is one of the mesh,
 without them, and for OVER_CONTEXT, the axis context. TOLERANCES has the largest relative difference
-of their gradients from those on one device where it is above 1e-5. PUBLISHED has what
-config.json says of published models, and REFUSED cases with values that an import refuses.
+of their gradients from those on one device where it is above 1e-5. REFUSED has cases with values
+that an import refuses. published.json has what config.json says of published models, apart from
+keys that every file has, by the names of their classes.
 """
 
 import zlib

@@ -1,12 +1,27 @@
 """Answers to a user who gives a name of another library: a flag, an attribute, a class, a variable.
 
-The tables of names are in names_of_pax.py and its neighbors. other_names.py looks names up in them,
-and the pages docs/migrating_from_*.md show them.
+The tables are in names_of_<library>.json. other_names.py looks names up in them, and the pages
+docs/migrating_from_*.md show them. The names are those of
+
+- Pax: paxml's main.py, tasks/lm/model_params.py, tasks/lm/params/c4.py and contrib/gpu/scripts_gpu
+  with the variables that its scripts set or read; CONVERT_TE has the flags of JAX-Toolbox's
+  te_pax_t5x_ckpt_converter, and CONVERT_LLAMA those of saxml's convert_llama_ckpt.py, whose older
+  versions have the long names;
+- MaxText: base.yml; CONVERT_LLAMA has the flags of its convert_llama_ckpt.py;
+- transformers: TrainingArguments and example scripts;
+- TRL: SFTConfig and what TRL's scripts add to it; DPOConfig, ORPOConfig and CPOConfig; PEFT's
+  LoraConfig with and without the prefix of TRL's scripts; and Axolotl's YAML files. Unsloth takes
+  the arguments of the first two;
+- seqax: its configs.
 """
 
 import dataclasses
+import functools
+import pathlib
 from collections.abc import Mapping
 from typing import Literal
+
+from paxlite.core.json_text import parsed
 
 Names = Mapping[str, 'Answer']
 Kind = Literal['same', 'renamed', 'instead', 'needless', 'absent']
@@ -34,34 +49,14 @@ class Answer:
     return f'{start.get(self.kind, "")}{self.text}.' if self.text else ''
 
 
-SAME = Answer('same')
+@functools.cache
+def names_of(library: str) -> dict[str, Names]:
+  """Returns the tables of a library by their names.
 
-
-def same(text: str) -> Answer:
-  """Returns the answer for a name that paxlite has, with an explanation."""
-  return Answer('same', text=text)
-
-
-def renamed(target: str, text: str = '') -> Answer:
-  """Returns the answer for a name that is `target` in paxlite."""
-  return Answer('renamed', target, text)
-
-
-def instead(text: str, accepted: Accepted = '') -> Answer:
-  """Returns the answer for what is done in another way, which `text` says in a sentence."""
-  return Answer('instead', text=text, accepted=accepted)
-
-
-def needless(text: str, accepted: Accepted = '') -> Answer:
-  """Returns the answer for a name that can be left out, because of `text`."""
-  return Answer('needless', text=text, accepted=accepted)
-
-
-def absent(text: str, accepted: Accepted = '') -> Answer:
-  """Returns the answer for what paxlite does not have; `text` says what it has."""
-  return Answer('absent', text=text, accepted=accepted)
-
-
-def each(names: str, answer: Answer) -> dict[str, Answer]:
-  """Returns the same answer for several names, which blanks separate."""
-  return dict.fromkeys(names.split(), answer)
+  A row of its file has names, which blanks separate, and the fields of the Answer for them.
+  """
+  text = pathlib.Path(__file__).with_name(f'names_of_{library}.json').read_text('utf-8')
+  return {
+    table: {name: Answer(*fields) for names, fields in rows.items() for name in names.split()}
+    for table, rows in parsed(text).items()
+  }

@@ -1,6 +1,6 @@
 """Answers users who come with the names of Pax, MaxText, transformers, TRL or seqax.
 
-The tables are in names_of_pax.py and its neighbors; the pages docs/migrating_from_*.md show them,
+The tables are in names_of_pax.json and its neighbors; the pages docs/migrating_from_*.md show them,
 and a test compares both. Apart from flags of Pax that change nothing here, and those of converters,
 paxlite does not accept the names: a message says what they are called.
 """
@@ -9,35 +9,24 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from paxlite.core.errors import UserError
-from paxlite.other_systems import (
-  names_of_maxtext,
-  names_of_pax,
-  names_of_seqax,
-  names_of_transformers,
-  names_of_trl,
-)
-from paxlite.other_systems.answers import Answer, Names
+from paxlite.other_systems.answers import Answer, Names, names_of
 
+_PAX, _TRL = names_of('pax'), names_of('trl')
 # Libraries with attributes, in the order in which their answers are given.
-_LIBRARIES: dict[str, Names] = {
-  'Pax': names_of_pax.ATTRIBUTES,
-  'MaxText': names_of_maxtext.KEYS,
-  'transformers': names_of_transformers.ARGUMENTS,
-  'TRL': {
-    **names_of_trl.SFT,
-    **names_of_trl.PREFERENCES,
-    **names_of_trl.LORA,
-    **names_of_trl.AXOLOTL,
-  },
-  'seqax': names_of_seqax.KEYS,
+LIBRARIES: dict[str, Names] = {
+  'Pax': _PAX['ATTRIBUTES'],
+  'MaxText': names_of('maxtext')['KEYS'],
+  'transformers': names_of('transformers')['ARGUMENTS'],
+  'TRL': {name: answer for table in _TRL.values() for name, answer in table.items()},
+  'seqax': names_of('seqax')['KEYS'],
 }
 _ATTRIBUTES = {
   library: {name.upper(): answer for name, answer in names.items()}
-  for library, names in _LIBRARIES.items()
+  for library, names in LIBRARIES.items()
 }
 _CONVERTERS: dict[str, Names] = {  # by the command that takes their flags
-  'import': {**names_of_pax.CONVERT_LLAMA, **names_of_maxtext.CONVERT_LLAMA},
-  'convert-te': names_of_pax.CONVERT_TE,
+  'import': {**_PAX['CONVERT_LLAMA'], **names_of('maxtext')['CONVERT_LLAMA']},
+  'convert-te': _PAX['CONVERT_TE'],
 }
 _PAX_CONFIGS = 'paxml.contrib.gpu.scripts_gpu.configs.'
 _FALSE = {'false', 'f', '0', 'no', 'n', 'off'}
@@ -77,8 +66,8 @@ def attribute_hint(name: str) -> str:
 def flag_hint(name: str) -> str:
   """A sentence with what a flag or argument of another library is here; '' for other names."""
   name = name.replace('-', '_')
-  if name in names_of_pax.FLAGS:
-    return names_of_pax.FLAGS[name].sentence()
+  if name in _PAX['FLAGS']:
+    return _PAX['FLAGS'][name].sentence()
   if name.isupper() and not attribute_answers(name):
     return f'If it is an attribute, write {name}=VALUE.'
   targets = {a.target for a in attribute_answers(name).values()} - {''}
@@ -101,15 +90,15 @@ def arguments_hint(arguments: Sequence[str]) -> str:
 
 def mode_hint(mode: str) -> str:
   """A sentence about a --mode of Pax that paxlite does not have; '' for other values."""
-  answer = names_of_pax.MODES.get(mode)
+  answer = _PAX['MODES'].get(mode)
   return answer.sentence() if answer else ''
 
 
 def experiment_hint(name: str) -> str:
   """A sentence about the experiment of Pax whose path is `name`; '' for other names."""
   module, _, last = name.rpartition('.')
-  if last in names_of_pax.EXPERIMENTS:
-    return names_of_pax.EXPERIMENTS[last].sentence()
+  if last in _PAX['EXPERIMENTS']:
+    return _PAX['EXPERIMENTS'][last].sentence()
   if module.startswith(('paxml', 'praxis', 'paxlite.tasks')):
     return "paxlite has the experiments of Pax's GPU scripts: docs/migrating_from_pax.md."
   return ''
@@ -132,7 +121,7 @@ def warning_about(argument: str) -> str | None:
   if not argument.startswith('-'):
     return None
   name, _, text = argument.lstrip('-').replace('-', '_').partition('=')
-  flags = names_of_pax.FLAGS
+  flags = _PAX['FLAGS']
   off = text.lower() in _FALSE
   if name not in flags and name.startswith('no'):
     name, off = name.removeprefix('no'), not text

@@ -40,13 +40,11 @@ _REQUIRED = object()
 
 
 @dataclasses.dataclass(frozen=True)
-class Same:
-  """A key with the value of an attribute."""
+class _OneToOne:
+  """A key, and the one attribute that it decides."""
 
   key: str
   attribute: str
-  default: object = _REQUIRED  # the attribute's value where the key is missing or null
-  null: object = _REQUIRED  # the attribute's value that the file writes as null, if there is one
 
   @property
   def theirs(self) -> Sequence[str]:
@@ -55,6 +53,14 @@ class Same:
   @property
   def ours(self) -> Sequence[str]:
     return (self.attribute,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Same(_OneToOne):
+  """A key with the value of an attribute."""
+
+  default: object = _REQUIRED  # the attribute's value where the key is missing or null
+  null: object = _REQUIRED  # the attribute's value that the file writes as null, if there is one
 
   def read(self, config: Config) -> dict[str, object]:
     value = config.get(self.key)
@@ -72,23 +78,13 @@ class Same:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cap:
-  """A key of a cap on logits; null for none.
+class Cap(_OneToOne):
+  """A key of a cap on logits, null for none, and the attribute, 0 or less where there is none.
 
   A file with 0 or less is refused: transformers divides by it, and here it turns the cap off.
   """
 
-  key: str
-  attribute: str  # the attribute, which is 0 or less where there is no cap
   is_required: bool = True  # whether a file without the key is refused
-
-  @property
-  def theirs(self) -> Sequence[str]:
-    return (self.key,)
-
-  @property
-  def ours(self) -> Sequence[str]:
-    return (self.attribute,)
 
   def read(self, config: Config) -> dict[str, object]:
     value = config[self.key] if self.is_required else config.get(self.key)

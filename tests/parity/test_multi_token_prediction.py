@@ -1,10 +1,7 @@
 """Modules that predict further tokens, against transformers' MtpModel, and the way back."""
 
-import json
 import types
 
-import fiddle as fdl
-import jax
 import numpy as np
 import pytest
 
@@ -15,14 +12,30 @@ from paxlite.weights.commands import export_weights
 from paxlite.weights.families import hugging_face_entries
 from paxlite.weights.folder import write_weights
 from tests.support.families import theirs
-from tests.support.imported import flat, loaded, run_import, unrolled, variables_of
-from tests.support.prediction_folders import changed, computed, drop, tensors_of, write
+from tests.support.imported import loaded, run_import
+from tests.support.prediction_folders import (
+  WEIGHT,
+  D,
+  V,
+  changed,
+  check_gradients,
+  check_logits,
+  check_loss,
+  drop,
+  exported,
+  gradient,
+  ids_of,
+  our_logits,
+  put_gradients,
+  tensors_of,
+  their_logits,
+  write,
+)
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 
-LAYERS, MODULES, T, WEIGHT = 2, 2, 20, 0.3
-D, V = 32, 96
+LAYERS, MODULES = 2, 2
 
 
 def copies(tensors, i: int) -> dict[str, np.ndarray]:
@@ -67,58 +80,24 @@ def reference(path):
   return model, MtpModel.from_pretrained(model)
 
 
-def their_logits(model, modules, ids):
-  """Returns the logits of the model and of each module, in its training: it reads true tokens."""
-  out = model(ids, output_hidden_states=True)
-  x, found = out.hidden_states[-1], [out.logits]
-  for i in range(MODULES):
-    positions = torch.arange(i + 1, ids.shape[1])[None]
-    x = modules.forward_layer(i, x[:, :-1], positions, None, input_ids=ids[:, i + 1 :])
-    found.append(modules._project_to_logits(x))
-  return found
-
-
 def their_gradients(published, model, modules) -> dict[str, np.ndarray]:
   """Returns the gradients by the names of the published tensors."""
-  grad = lambda p: p.data * 0 if p.grad is None else p.grad
-  trunk = published.whole.model
-  pairs = [(trunk.embed_tokens, model.model.embed_tokens), (trunk.norm, model.model.norm)]
-  pairs += zip(trunk.layers, model.model.layers, strict=False)
-  pairs += zip(trunk.layers[LAYERS:], (m.mtp_block for m in modules.layers), strict=True)
-  pairs.append((published.whole.lm_head, model.lm_head))
-  for to, source in pairs:
-    of = dict(source.named_parameters())
-    for name, p in to.named_parameters():
-      p.data = grad(of[name])
-  path = published.path.parent / 'gradients'
-  published.whole.save_pretrained(path)
-  found = tensors_of(path)
+  found = put_gradients(published, model, modules, MODULES, LAYERS)
   for i, module in enumerate(modules.layers, LAYERS):
     extra = {'enorm': module.enorm, 'hnorm': module.hnorm, 'eh_proj': module.eh_proj}
     for name, part in (extra | {'shared_head.norm': module.post_norm}).items():
-      found[f'model.layers.{i}.{name}.weight'] = grad(part.weight).numpy()
+      found[f'model.layers.{i}.{name}.weight'] = gradient(part.weight).numpy()
     found |= copies(found, i)
   return found
-
-
-def ids_of() -> np.ndarray:
-  return np.random.default_rng(0).integers(3, V, (2, T + 1)).astype(np.int32)
 
 
 def test_logits(published, imported):
   ids = ids_of()[:, :-1]
   with torch.no_grad():
-    expected = their_logits(*reference(published.path), torch.tensor(ids, dtype=torch.long))
+    read = torch.tensor(ids, dtype=torch.long)
+    expected = their_logits(*reference(published.path), read, MODULES)
   _, model, params = loaded(imported)
-
-  def logits(params):
-    bound = model.bind({'params': params})
-    x = bound.hidden(ids)
-    return [*map(bound.logits, [x, *bound.predicted(x, ids)])]
-
-  for i, (got, wanted) in enumerate(zip(computed(logits, params), expected, strict=True)):
-    largest = np.abs(wanted.numpy()).max()
-    np.testing.assert_allclose(got[:, : T - i], wanted, rtol=0, atol=1e-5 * largest)
+  check_logits(our_logits(model, params, ids), expected)
 
 
 @pytest.mark.slow
@@ -126,36 +105,17 @@ def test_loss_and_gradients(published, imported):
   """The loss is that of equation 25 of DeepSeek-V3, beside the cross-entropy of the next token."""
   model, modules = reference(published.path)
   ids = ids_of()
-  logits = their_logits(model, modules, torch.tensor(ids[:, :-1], dtype=torch.long))
-  labels = torch.tensor(ids[:, 1:], dtype=torch.long)
-  xents = [
-    torch.nn.functional.cross_entropy(x.flatten(0, 1), labels[:, i:].flatten())
-    for i, x in enumerate(logits)
-  ]
-  loss = xents[0] + WEIGHT / MODULES * sum(xents[1:])
-  loss.backward()
-
+  logits = their_logits(model, modules, torch.tensor(ids[:, :-1], dtype=torch.long), MODULES)
   experiment, _, params = loaded(imported)
   assert experiment.NUM_PREDICTION_MODULES == MODULES
   assert experiment.PREDICTION_LOSS_WEIGHT == WEIGHT
-  task = fdl.build(experiment.replaced(AUX_LOSS_COEF=0.0).build_task())
-  batch = dict(ids=ids[:, :-1], labels=ids[:, 1:], weights=np.ones((2, T), np.float32))
-  (ours, _), grads = computed(
-    jax.value_and_grad(task.loss_and_metrics, has_aux=True), params, batch
-  )
-  assert float(ours) == pytest.approx(loss.item(), rel=1e-5)
-
-  found = unrolled(flat(grads))
+  found = check_loss(logits, ids, experiment.replaced(AUX_LOSS_COEF=0.0), params)
   learned = [
     entry
     for entry in hugging_face_entries(experiment)
     if not entry.is_copy and not entry.ours.endswith('replaced_bias')
   ]
-  gradients = their_gradients(published, model, modules)
-  for name, wanted in variables_of(learned, gradients.__getitem__).items():
-    got, scale = found.pop(name), np.abs(wanted).max()
-    assert scale > 0, name
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * scale + 1e-9, err_msg=name)
+  check_gradients(found, their_gradients(published, model, modules), learned, 1e-5)
   assert all(name.endswith('replaced_bias') for name in found), found.keys()
 
 
@@ -176,12 +136,7 @@ def test_text_with_drafts(published, imported):
 
 
 def test_the_way_back_is_bit_for_bit(published, imported, tmp_path):
-  export_weights.main(['--to=hf', f'--checkpoint={imported}', f'--path={tmp_path / "back"}'])
-  back = tensors_of(tmp_path / 'back')
-  assert back.keys() == published.tensors.keys()
-  for name, tensor in published.tensors.items():
-    assert np.array_equal(back[name], tensor), name
-  config = json.loads((tmp_path / 'back' / 'config.json').read_text())
+  config = exported(published, imported, tmp_path / 'back')
   assert config['num_nextn_predict_layers'] == MODULES
   assert config['num_hidden_layers'] == LAYERS
 

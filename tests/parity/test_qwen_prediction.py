@@ -7,8 +7,6 @@ that there is one with full attention: it reads the same names of tensors in fil
 import json
 import types
 
-import fiddle as fdl
-import jax
 import numpy as np
 import pytest
 
@@ -17,14 +15,28 @@ from paxlite.weights import huggingface
 from paxlite.weights.commands import export_weights
 from paxlite.weights.families import hugging_face_entries
 from tests.support.families import theirs
-from tests.support.imported import flat, loaded, run_import, unrolled, variables_of, write_trained
-from tests.support.prediction_folders import changed, computed, drop, tensors_of, write
+from tests.support.imported import loaded, run_import, variables_of, write_trained
+from tests.support.prediction_folders import (
+  D,
+  changed,
+  check_gradients,
+  check_logits,
+  check_loss,
+  drop,
+  exported,
+  gradient,
+  ids_of,
+  our_logits,
+  put_gradients,
+  tensors_of,
+  their_logits,
+  write,
+)
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 
 FAMILIES = ('qwen3_5_text', 'qwen3_5_moe_text', 'qwen3_next')
-T, V, D, WEIGHT = 20, 96, 32, 0.3
 TYPES = ['linear_attention', 'full_attention']
 LAYERS = len(TYPES)
 NORMS = {
@@ -68,40 +80,15 @@ def reference(path):
   return model, MtpModel.from_pretrained(model)
 
 
-def their_logits(model, module, ids):
-  """Returns the logits of the model and of the module, which reads true tokens."""
-  out = model(ids, output_hidden_states=True)
-  positions = torch.arange(1, ids.shape[1])[None]
-  x = out.hidden_states[-1][:, :-1]
-  x = module.forward_layer(0, x, positions, None, input_ids=ids[:, 1:])
-  return [out.logits, module._project_to_logits(x)]
-
-
 def their_gradients(published, model, module) -> dict[str, np.ndarray]:
   """Returns the gradients by the names of the published tensors."""
-  grad = lambda p: p.data * 0 if p.grad is None else p.grad
-  trunk = published.whole.model
-  pairs = [(trunk.embed_tokens, model.model.embed_tokens), (trunk.norm, model.model.norm)]
-  pairs += zip(trunk.layers, model.model.layers, strict=False)
-  pairs += [(trunk.layers[LAYERS], module.layers[0].mtp_block)]
-  pairs.append((published.whole.lm_head, model.lm_head))
-  for to, source in pairs:
-    of = dict(source.named_parameters())
-    for name, p in to.named_parameters():
-      p.data = grad(of[name])
-  path = published.path.parent / 'gradients'
-  published.whole.save_pretrained(path)
   found = {
     name.replace(f'model.layers.{LAYERS}.', 'mtp.layers.0.'): x
-    for name, x in tensors_of(path).items()
+    for name, x in put_gradients(published, model, module, 1, LAYERS).items()
   }
   own = {f'{name}.weight': getattr(module.layers[0], norm) for name, norm in NORMS.items()}
   own['mtp.fc.weight'] = module.layers[0].eh_proj
-  return found | {name: grad(part.weight).numpy() for name, part in own.items()}
-
-
-def ids_of() -> np.ndarray:
-  return np.random.default_rng(0).integers(3, V, (2, T + 1)).astype(np.int32)
+  return found | {name: gradient(part.weight).numpy() for name, part in own.items()}
 
 
 @pytest.mark.cases(fast=0, slow=1)
@@ -109,53 +96,21 @@ def ids_of() -> np.ndarray:
 def test_logits_loss_and_gradients(published, imported):
   model, module = reference(published.path)
   ids = ids_of()
-  logits = their_logits(model, module, torch.tensor(ids[:, :-1], dtype=torch.long))
-  labels = torch.tensor(ids[:, 1:], dtype=torch.long)
-  xents = [
-    torch.nn.functional.cross_entropy(x.flatten(0, 1), labels[:, i:].flatten())
-    for i, x in enumerate(logits)
-  ]
-  loss = xents[0] + WEIGHT * xents[1]
-  loss.backward()
-
+  logits = their_logits(model, module, torch.tensor(ids[:, :-1], dtype=torch.long), 1)
   experiment, ours, params = loaded(imported)
   assert experiment.NUM_PREDICTION_MODULES == 1
-
-  def our_logits(params):
-    bound = ours.bind({'params': params})
-    x = bound.hidden(ids[:, :-1])
-    return [*map(bound.logits, [x, *bound.predicted(x, ids[:, :-1])])]
-
-  for i, (got, wanted) in enumerate(zip(computed(our_logits, params), logits, strict=True)):
-    wanted = wanted.detach().numpy()
-    largest = np.abs(wanted).max()
-    np.testing.assert_allclose(got[:, : T - i], wanted, rtol=0, atol=1e-5 * largest)
+  check_logits(our_logits(ours, params, ids[:, :-1]), logits)
 
   off = {} if published.family == 'qwen3_5_text' else dict(AUX_LOSS_COEF=0.0)
-  task = fdl.build(experiment.replaced(**off).build_task())
-  batch = dict(ids=ids[:, :-1], labels=ids[:, 1:], weights=np.ones((2, T), np.float32))
-  (value, _), grads = computed(
-    jax.value_and_grad(task.loss_and_metrics, has_aux=True), params, batch
-  )
-  assert float(value) == pytest.approx(loss.item(), rel=1e-5)
-  found = unrolled(flat(grads))
+  found = check_loss(logits, ids, experiment.replaced(**off), params)
   gradients = their_gradients(published, model, module)
-  read = gradients.__getitem__
-  for name, wanted in variables_of(hugging_face_entries(experiment), read).items():
-    got, scale = found.pop(name), np.abs(wanted).max()
-    assert scale > 0, name
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * scale + 1e-9, err_msg=name)
+  check_gradients(found, gradients, hugging_face_entries(experiment), 1e-4)
   assert not found, found.keys()
 
 
 @pytest.mark.cases(fast=1, slow=3)
 def test_the_way_back_is_bit_for_bit(published, imported, tmp_path):
-  export_weights.main(['--to=hf', f'--checkpoint={imported}', f'--path={tmp_path / "back"}'])
-  back = tensors_of(tmp_path / 'back')
-  assert back.keys() == published.tensors.keys()
-  for name, tensor in published.tensors.items():
-    assert np.array_equal(back[name], tensor), name
-  config = json.loads((tmp_path / 'back' / 'config.json').read_text())
+  config = exported(published, imported, tmp_path / 'back')
   assert config['mtp_num_hidden_layers'] == 1
   assert config['mtp_use_dedicated_embeddings'] is False
   assert config['num_hidden_layers'] == LAYERS

@@ -3,18 +3,17 @@
 `python -m tests.rules.test_names --update` rewrites the tables.
 """
 
-import importlib
 import pathlib
 import re
 import sys
 
 import pytest
 
-from paxlite.other_systems.answers import Answer, Names
+from paxlite.other_systems.answers import Answer, Names, names_of
 from tests.support import runs
 
 PAGES = sorted((runs.ROOT / 'docs').glob('migrating_from_*.md'))
-BLOCK = re.compile(r'(<!-- (names_of_\w+)\.(\w+) -->\n).*?(<!-- end -->)', re.DOTALL)
+BLOCK = re.compile(r'(<!-- names_of_(\w+)\.(\w+) -->\n).*?(<!-- end -->)', re.DOTALL)
 
 
 def cell(answer: Answer) -> str:
@@ -38,8 +37,7 @@ def table(names: Names) -> str:
 
 def updated(page: pathlib.Path) -> str:
   def block(match: re.Match[str]) -> str:
-    module = importlib.import_module(f'paxlite.other_systems.{match[2]}')
-    return match[1] + table(getattr(module, match[3])) + match[4]
+    return match[1] + table(names_of(match[2])[match[3]]) + match[4]
 
   return BLOCK.sub(block, page.read_text())
 
@@ -51,12 +49,9 @@ def test_the_tables_are_those_of_the_hints(page):
 
 def test_every_table_is_on_a_page():
   shown = {(m[2], m[3]) for page in PAGES for m in BLOCK.finditer(page.read_text())}
-  there = {
-    (path.stem, name)
-    for path in (runs.ROOT / 'paxlite' / 'other_systems').glob('names_of_*.py')
-    for name, value in vars(importlib.import_module(f'paxlite.other_systems.{path.stem}')).items()
-    if isinstance(value, dict) and name.isupper()
-  }
+  files = (runs.ROOT / 'paxlite' / 'other_systems').glob('names_of_*.json')
+  libraries = [path.stem.removeprefix('names_of_') for path in files]
+  there = {(library, name) for library in libraries for name in names_of(library)}
   assert shown == there
 
 

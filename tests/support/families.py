@@ -2,6 +2,8 @@
 
 import copy
 import importlib.util
+import json
+import pathlib
 import pkgutil
 
 from paxlite import experiments
@@ -23,7 +25,8 @@ for found in pkgutil.iter_modules(experiments.__path__, 'paxlite.experiments.'):
     _found |= cases.CASES
     ON_MESHES |= getattr(cases, 'ON_MESHES', {})
     TOLERANCES |= getattr(cases, 'TOLERANCES', {})
-    PUBLISHED |= getattr(cases, 'PUBLISHED', {})
+    if (path := pathlib.Path(cases.__file__).with_name('published.json')).exists():
+      PUBLISHED |= json.loads(path.read_text('utf-8'))
     REFUSED |= getattr(cases, 'REFUSED', {})
     OVER_CONTEXT.add(getattr(cases, 'OVER_CONTEXT', ''))
 _places = [*FAMILIES]
@@ -75,8 +78,6 @@ def draw_tables(model) -> None:
 
 def experiment(case: str, **changes):
   """Returns the experiment of a case."""
-  import pathlib
-
   import transformers
 
   from paxlite.weights.families import experiment_of

@@ -34,44 +34,6 @@ CASES = {
   ),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'deepseek_v3': {}}
-# What published files say, apart from keys that every file has, by the names of their classes.
-PUBLISHED: dict[str, dict[str, Any]] = {
-  'DeepSeekV3_671B': dict(
-    model_type='deepseek_v3', hidden_size=7168, intermediate_size=18432, num_hidden_layers=61,
-    num_attention_heads=128, num_key_value_heads=128, vocab_size=129280, kv_lora_rank=512,
-    q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
-    moe_intermediate_size=2048, n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8,
-    first_k_dense_replace=3, moe_layer_freq=1, n_group=8, topk_group=4, topk_method='noaux_tc',
-    scoring_func='sigmoid', norm_topk_prob=True, routed_scaling_factor=2.5, ep_size=1,
-    num_nextn_predict_layers=1, rope_theta=10000, attention_bias=False, hidden_act='silu',
-    rope_scaling=dict(
-      type='yarn', factor=40, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0,
-      original_max_position_embeddings=4096,
-    ),
-    quantization_config=dict(
-      activation_scheme='dynamic', fmt='e4m3', quant_method='fp8', weight_block_size=[128, 128]
-    ),
-    max_position_embeddings=163840, rms_norm_eps=1e-6, tie_word_embeddings=False,
-  ),
-  'KimiK2_1T': dict(
-    model_type='kimi_k2', hidden_size=7168, intermediate_size=18432, num_hidden_layers=61,
-    num_attention_heads=64, num_key_value_heads=64, vocab_size=163840, kv_lora_rank=512,
-    q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
-    moe_intermediate_size=2048, n_routed_experts=384, n_shared_experts=1, num_experts_per_tok=8,
-    first_k_dense_replace=1, moe_layer_freq=1, n_group=1, topk_group=1, topk_method='noaux_tc',
-    scoring_func='sigmoid', norm_topk_prob=True, routed_scaling_factor=2.827, ep_size=1,
-    num_nextn_predict_layers=0, rope_theta=50000.0, attention_bias=False, hidden_act='silu',
-    rope_scaling=dict(
-      type='yarn', factor=32.0, beta_fast=1.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0,
-      original_max_position_embeddings=4096,
-    ),
-    quantization_config=dict(
-      activation_scheme='dynamic', fmt='e4m3', quant_method='fp8', weight_block_size=[128, 128]
-    ),
-    max_position_embeddings=131072, rms_norm_eps=1e-6, tie_word_embeddings=False,
-    aux_loss_alpha=0.001, pretraining_tp=1, seq_aux=True,
-  ),
-}  # fmt: skip
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
   'norm_topk_prob=True': ('deepseek_v2', dict(norm_topk_prob=True)),

@@ -15,28 +15,6 @@ CASES = {
   | dict(q_lora_rank=12, n_group=4, topk_group=2),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'deepseek_v32': {}}
-# What published files say, apart from keys that every file has, by the names of their classes.
-PUBLISHED: dict[str, dict[str, Any]] = {
-  'DeepSeekV3_2_671B': dict(
-    model_type='deepseek_v32', hidden_size=7168, intermediate_size=18432, num_hidden_layers=61,
-    num_attention_heads=128, num_key_value_heads=128, vocab_size=129280, kv_lora_rank=512,
-    q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
-    moe_intermediate_size=2048, n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8,
-    first_k_dense_replace=3, moe_layer_freq=1, n_group=8, topk_group=4, topk_method='noaux_tc',
-    scoring_func='sigmoid', norm_topk_prob=True, routed_scaling_factor=2.5, ep_size=1,
-    num_nextn_predict_layers=1, rope_theta=10000, attention_bias=False, hidden_act='silu',
-    index_head_dim=128, index_n_heads=64, index_topk=2048,
-    rope_scaling=dict(
-      type='yarn', factor=40, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0,
-      original_max_position_embeddings=4096,
-    ),
-    quantization_config=dict(
-      activation_scheme='dynamic', fmt='e4m3', quant_method='fp8', scale_fmt='ue8m0',
-      weight_block_size=[128, 128],
-    ),
-    max_position_embeddings=163840, rms_norm_eps=1e-6, tie_word_embeddings=False,
-  ),
-}  # fmt: skip
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
   'QUERY_LATENT_DIMS must be above 0': ('deepseek_v32', dict(q_lora_rank=None)),

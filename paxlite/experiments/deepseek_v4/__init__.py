@@ -33,13 +33,13 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.attention_sinks import AttentionSinkLogits
-from paxlite.experiments.parts.experts import MixtureOfExperts, Router, RouterScores
+from paxlite.experiments.parts.experts import GatedExperts, Router, RouterScores
 from paxlite.experiments.parts.latent_queries import Indexers
 from paxlite.experiments.parts.local_positions import LocalPositions
 from paxlite.experiments.parts.partial_positions import PartialPositions
 from paxlite.experiments.parts.positions import RopeScaling
-from paxlite.experiments.parts.stack import Activation, BlockKind
-from paxlite.experiments.registry import register
+from paxlite.experiments.parts.stack import BlockKind
+from paxlite.experiments.published_models import define
 from paxlite.layers.attention.attention import AttentionSinks
 from paxlite.layers.norms import UnscaledRmsNorm
 from paxlite.layers.projection import Projection
@@ -279,7 +279,7 @@ class DeepSeekV4(
   AttentionSinkLogits,
   PartialPositions,
   LocalPositions,
-  MixtureOfExperts,
+  GatedExperts,
   LLaMA,
   subject='Experts by token ids (DeepSeek-V4)',
 ):
@@ -311,14 +311,10 @@ class DeepSeekV4(
   ROPE_SCALING: RopeScaling = 'yarn'
   ROPE_ATTENTION_FACTOR = 1.0
 
-  BLOCKS_PER_LAYER = 1
   NUM_SHARED_EXPERTS = 1
   ROUTER: Router = 'balanced'
   ROUTER_SCORES: _Scores = 'root_softplus'  # type: ignore[assignment]
   EXPERT_WEIGHT_SCALE = 1.5
-  USE_DROPLESS_MOE = True
-  EXPERT_ACTIVATION_CLS: Activation = 'silu'
-  USE_GATED_EXPERTS = True
   AUX_LOSS_COEF = 0.0001
 
   @property
@@ -387,19 +383,4 @@ class DeepSeekV4(
     return ffn
 
 
-@register
-class DeepSeekV4_Flash(DeepSeekV4):
-  """284,334,567,511 parameters: DeepSeek-V4-Flash, without its module of multi-token prediction."""
-
-  NUM_LAYERS = 43
-  NUM_HEADS = 64
-  MODEL_DIMS = 4096
-  NUM_EXPERTS = 256
-  NUM_EXPERTS_PER_TOKEN = 6
-  EXPERT_HIDDEN_DIMS = 2048
-  FIRST_ATTENTION: list[AttentionKind] = ['sliding', 'sliding']
-  ROPE_FACTOR = 16.0
-  ROPE_ORIGINAL_LENGTH = 65536
-
-  ICI_MESH_SHAPE = [1, 8, 1]
-  DCN_MESH_SHAPE = [1, 16, 1]
+__getattr__ = define(globals())  # the published sizes: models.json

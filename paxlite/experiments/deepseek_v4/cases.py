@@ -40,23 +40,6 @@ ON_MESHES: dict[str, dict[str, Any]] = {
 # all tokens and streams. Most of these cancel: on one device, rows in another order change some of
 # these gradients by 6e-6 of the largest.
 TOLERANCES = {'deepseek_v4': 3e-5}
-# What published files say, apart from keys that every file has, by the names of their classes.
-PUBLISHED: dict[str, dict[str, Any]] = {
-  'DeepSeekV4_Flash': dict(
-    model_type='deepseek_v4', hidden_size=4096, num_hidden_layers=43, num_attention_heads=64,
-    num_key_value_heads=1, head_dim=512, vocab_size=129280, q_lora_rank=1024, qk_rope_head_dim=64,
-    o_groups=8, o_lora_rank=1024, sliding_window=128, compress_ratios=[0, 0, 4, *[128, 4] * 20, 0],
-    index_head_dim=128, index_n_heads=64, index_topk=512, hc_eps=1e-6, hc_mult=4,
-    hc_sinkhorn_iters=20, moe_intermediate_size=2048, n_routed_experts=256, n_shared_experts=1,
-    num_experts_per_tok=6, num_hash_layers=3, norm_topk_prob=True, routed_scaling_factor=1.5,
-    scoring_func='sqrtsoftplus', topk_method='noaux_tc', swiglu_limit=10.0, hidden_act='silu',
-    num_nextn_predict_layers=1, rope_theta=10000, compress_rope_theta=160000, attention_bias=False,
-    rope_scaling=dict(
-      type='yarn', factor=16, beta_fast=32, beta_slow=1, original_max_position_embeddings=65536
-    ),
-    max_position_embeddings=1048576, rms_norm_eps=1e-6, tie_word_embeddings=False,
-  ),
-}  # fmt: skip
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
   'mlp_layer_types=.* hash_moe first': (

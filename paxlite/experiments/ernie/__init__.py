@@ -3,10 +3,9 @@
 from typing import Literal
 
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.parts.experts import MixtureOfExperts, Router
+from paxlite.experiments.parts.experts import GatedExperts, Router
 from paxlite.experiments.parts.logits_bias import LogitsBias
-from paxlite.experiments.parts.stack import Activation
-from paxlite.experiments.registry import register
+from paxlite.experiments.published_models import define
 
 
 class Ernie4_5(LLaMA):
@@ -18,48 +17,18 @@ class Ernie4_5(LLaMA):
   ROPE_THETA = 500_000.0
 
 
-class Ernie4_5Moe(LogitsBias, MixtureOfExperts, LLaMA):
+class Ernie4_5Moe(LogitsBias, GatedExperts, LLaMA):
   """ERNIE 4.5 with experts, which a softmax chooses with a bias that balances the load."""
 
   VOCAB_SIZE = 103_424
   ROPE_THETA = 500_000.0
 
-  BLOCKS_PER_LAYER = 1
   NUM_DENSE_BLOCKS = 1
-  USE_DROPLESS_MOE = True
-  EXPERT_ACTIVATION_CLS: Activation = 'silu'
-  USE_GATED_EXPERTS = True
   ROUTER: Router = 'balanced'
   ROUTER_SCORES: Literal['sigmoid', 'softmax'] = 'softmax'
   BEST_PER_EXPERT_GROUP = 1
   NUM_EXPERTS_PER_TOKEN = 6
   NUM_SHARED_EXPERTS = 2
-  AUX_LOSS_COEF = 0.001
 
 
-@register
-class Ernie4_5_0_3B(Ernie4_5):
-  """360,748,032 parameters: ERNIE-4.5-0.3B, with tied embedding."""
-
-  NUM_LAYERS = 18
-  NUM_HEADS = 16
-  NUM_KV_HEADS = 2
-  MODEL_DIMS = 1024
-  HIDDEN_DIMS = 3072
-  SEPARATE_EMBEDDING = False
-  PERCORE_BATCH_SIZE = 4
-
-
-@register
-class Ernie4_5_21B_A3B(Ernie4_5Moe):
-  """21,825,437,888 parameters: ERNIE-4.5-21B-A3B, with tied embedding; 3 billion for a token."""
-
-  NUM_LAYERS = 28
-  NUM_HEADS = 20
-  NUM_KV_HEADS = 4
-  MODEL_DIMS = 2560
-  HIDDEN_DIMS = 12288
-  EXPERT_HIDDEN_DIMS = 1536
-  SEPARATE_EMBEDDING = False
-  ICI_MESH_SHAPE = [1, 8, 1]
-  DCN_MESH_SHAPE = [1, 2, 1]
+__getattr__ = define(globals())  # the published sizes: models.json

@@ -23,25 +23,6 @@ CASES = {
   ),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'falcon_h1': {}}
-# What published files say, apart from keys that every file has, by the names of their classes.
-PUBLISHED: dict[str, dict[str, Any]] = {
-  'FalconH1_0_5B': dict(
-    model_type='falcon_h1', hidden_size=1024, intermediate_size=2048, num_hidden_layers=36,
-    num_attention_heads=8, num_key_value_heads=2, head_dim=64, vocab_size=32784,
-    attention_bias=False,
-    attention_in_multiplier=1.0, attention_out_multiplier=0.9375, attn_layer_indices=None,
-    embedding_multiplier=5.656854249492381, key_multiplier=0.39062499999999994,
-    lm_head_multiplier=0.0390625, hidden_act='silu', mamba_chunk_size=128, mamba_conv_bias=True,
-    mamba_d_conv=4, mamba_d_head=64, mamba_d_ssm=1536, mamba_d_state=128, mamba_expand=2,
-    mamba_n_groups=1, mamba_n_heads=24, mamba_norm_before_gate=False, mamba_proj_bias=False,
-    mamba_rms_norm=False, mamba_use_mlp=True, mlp_bias=False, mlp_expansion_factor=8,
-    mlp_multipliers=[0.8838834764831844, 0.5859375], num_logits_to_keep=1, projectors_bias=False,
-    rope_scaling=None, rope_theta=100000000000.0, ssm_in_multiplier=1.25,
-    ssm_multipliers=[0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
-    ssm_out_multiplier=0.23570226039551587, max_position_embeddings=16384, rms_norm_eps=1e-5,
-    tie_word_embeddings=False,
-  ),
-}  # fmt: skip
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
   'mamba_n_heads=4 × mamba_d_head=5 must be 48': ('falcon_h1', dict(mamba_d_head=5)),

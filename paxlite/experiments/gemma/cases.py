@@ -23,17 +23,6 @@ CASES = {
 ON_MESHES: dict[str, dict[str, Any]] = {
   'gemma3_text': dict(num_hidden_layers=4, layer_types=['sliding_attention', 'full_attention'] * 2)
 }
-# What published files say, apart from keys that every file has, by the names of their classes.
-PUBLISHED: dict[str, dict[str, Any]] = {
-  'Gemma3_4B': dict(
-    model_type='gemma3', mm_tokens_per_image=256, image_token_index=262144, eos_token_id=[1, 106],
-    vision_config=dict(model_type='siglip_vision_model'),
-    text_config=dict(
-      model_type='gemma3_text', hidden_size=2560, intermediate_size=10240, num_hidden_layers=34,
-      rope_scaling=dict(factor=8.0, rope_type='linear'), sliding_window=1024,
-    ),
-  ),
-}  # fmt: skip
 
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.attention_sinks import AttentionSinkLogits
-from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.experts import GatedExperts
 from paxlite.experiments.parts.positions import RopeScaling
 from paxlite.experiments.parts.stack import Activation
-from paxlite.experiments.registry import register
+from paxlite.experiments.published_models import define
 
 
-class GptOss(AttentionSinkLogits, MixtureOfExperts, LLaMA):
+class GptOss(AttentionSinkLogits, GatedExperts, LLaMA):
   """gpt-oss: attention sinks, sliding attention in turns, and experts with biases."""
 
   VOCAB_SIZE = 201_088
@@ -27,39 +27,10 @@ class GptOss(AttentionSinkLogits, MixtureOfExperts, LLaMA):
   ROPE_ORIGINAL_LENGTH = 4096
   ROPE_WHOLE_PAIRS = False
 
-  BLOCKS_PER_LAYER = 1
   NUM_EXPERTS_PER_TOKEN = 4
   EXPERT_ACTIVATION_CLS: Activation = 'clamped_swiglu'
-  USE_GATED_EXPERTS = True
   USE_EXPERT_BIAS = True
   USE_ROUTER_BIAS = True
-  USE_DROPLESS_MOE = True
-  AUX_LOSS_COEF = 0.001
 
 
-@register
-class GptOss20B(GptOss):
-  """20,914,757,184 parameters: gpt-oss-20b; a token uses 3.6 billion of them."""
-
-  NUM_LAYERS = 24
-  NUM_HEADS = 64
-  NUM_KV_HEADS = 8
-  MODEL_DIMS = 2880
-  HIDDEN_DIMS = 2880
-  NUM_EXPERTS = 32
-  ICI_MESH_SHAPE = [1, 8, 1]
-  DCN_MESH_SHAPE = [1, 2, 1]
-
-
-@register
-class GptOss120B(GptOss):
-  """116,829,156,672 parameters: gpt-oss-120b; a token uses 5.1 billion of them."""
-
-  NUM_LAYERS = 36
-  NUM_HEADS = 64
-  NUM_KV_HEADS = 8
-  MODEL_DIMS = 2880
-  HIDDEN_DIMS = 2880
-  NUM_EXPERTS = 128
-  ICI_MESH_SHAPE = [1, 8, 1]
-  DCN_MESH_SHAPE = [1, 8, 1]
+__getattr__ = define(globals())  # the published sizes: models.json

@@ -6,9 +6,8 @@ from paxlite.experiments.hybrid.mamba2_layers import Mamba2Layers
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.embedding_factors import EmbeddingFactors
-from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.experiments.parts.stack import Activation
-from paxlite.experiments.registry import register
+from paxlite.experiments.parts.experts import GatedExperts
+from paxlite.experiments.published_models import define
 
 _MAMBA: list[AttentionKind] = ['mamba2']
 
@@ -29,30 +28,7 @@ class Granite(ResidualFactor, EmbeddingFactors, LLaMA, subject='Attention'):
     return self.ATTENTION_FACTOR
 
 
-@register
-class Granite3_2B(Granite):
-  """2,533,531,648 parameters: granite-3.0-2b, with tied embedding."""
-
-  NUM_LAYERS = 40
-  NUM_HEADS = 32
-  NUM_KV_HEADS = 8
-  MODEL_DIMS = 2048
-  HIDDEN_DIMS = 8192
-  SEPARATE_EMBEDDING = False
-  ICI_MESH_SHAPE = [1, 8, 1]
-
-
-@register
-class Granite3_8B(Granite3_2B):
-  """8,170,848,256 parameters: granite-3.0-8b, with tied embedding."""
-
-  MODEL_DIMS = 4096
-  HIDDEN_DIMS = 12800
-  ATTENTION_FACTOR = 0.0078125
-  LOGITS_DIVISOR = 16.0
-
-
-class GraniteHybrid(Mamba2Layers, MixtureOfExperts, Granite):
+class GraniteHybrid(Mamba2Layers, GatedExperts, Granite):
   """Granite 4: Mamba 2, few blocks of attention without positions, and all blocks with experts.
 
   Models without experts have as many dense blocks as layers.
@@ -63,17 +39,15 @@ class GraniteHybrid(Mamba2Layers, MixtureOfExperts, Granite):
   USE_FFN_BIAS = False
   USE_CONVOLUTION_BIAS = True
   USE_STATE_BIAS = False
-  BLOCKS_PER_LAYER = 1
   NUM_EXPERTS = 64
   NUM_EXPERTS_PER_TOKEN = 6
   NUM_SHARED_EXPERTS = 1
-  EXPERT_ACTIVATION_CLS: Activation = 'silu'
-  USE_GATED_EXPERTS = True
   NORMALIZE_EXPERT_WEIGHTS = True
-  USE_DROPLESS_MOE = True
-  AUX_LOSS_COEF = 0.001
 
   @property
   def num_first_blocks(self) -> int:
     # without experts, blocks are alike from the first one on
     return super().num_first_blocks if self.has_any_experts else 0
+
+
+__getattr__ = define(globals())  # the published sizes: models.json

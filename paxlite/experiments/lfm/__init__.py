@@ -7,6 +7,7 @@ from paxlite.experiments.hybrid.layers_with_state import LayersWithState
 from paxlite.experiments.lfm.layers import ShortConvolution
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind, QkNorm
+from paxlite.experiments.published_models import define
 from paxlite.experiments.registry import register
 
 
@@ -67,20 +68,4 @@ class LFM2_350M(LFM2):
   ATTENTION_PATTERN = [*3 * _THREE, *3 * _THREE[1:]]
 
 
-@register
-class LFM2_700M(LFM2_350M):
-  """742,489,344 parameters: LFM2-700M, with tied embedding."""
-
-  NUM_HEADS = 24
-  MODEL_DIMS = 1536
-  HIDDEN_DIMS = 6912
-
-
-@register
-class LFM2_1_2B(LFM2_350M):
-  """1,170,340,608 parameters: LFM2-1.2B, with tied embedding."""
-
-  NUM_HEADS = 32
-  MODEL_DIMS = 2048
-  HIDDEN_DIMS = 8192
-  ICI_MESH_SHAPE = [1, 8, 1]
+__getattr__ = define(globals())  # the published sizes: models.json

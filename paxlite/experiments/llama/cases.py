@@ -11,22 +11,6 @@ CASES = {
   'smollm3 windows': BLOCK
   | dict(num_hidden_layers=5, no_rope_layer_interval=2, use_sliding_window=True, sliding_window=7),
 }  # fmt: skip
-# What published files say, apart from keys that every file has, by the names of their classes.
-PUBLISHED: dict[str, dict[str, Any]] = {
-  'Mistral7B_v0_2': dict(
-    model_type='mistral', hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
-    num_attention_heads=32, num_key_value_heads=8, vocab_size=32000, sliding_window=None,
-    rope_theta=1000000.0, max_position_embeddings=32768, rms_norm_eps=1e-5, hidden_act='silu',
-    tie_word_embeddings=False,
-  ),
-  'SmolLM135M': dict(
-    model_type='llama', is_llama_config=True, rope_interleaved=False, hidden_size=576,
-    intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
-    vocab_size=49152, tie_word_embeddings=True, rope_theta=100000, rope_scaling=None,
-    pretraining_tp=1, max_position_embeddings=8192, rms_norm_eps=1e-5, hidden_act='silu',
-    attention_bias=False,
-  ),
-}  # fmt: skip
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
   "rope_type 'proportional' is not supported": (

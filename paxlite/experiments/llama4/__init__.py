@@ -12,9 +12,9 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.llama4.layers import ChunkedAttention, Chunks, InputScaledDispatch
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.attention_temperature import AttentionTemperature
-from paxlite.experiments.parts.experts import MixtureOfExperts, Router
-from paxlite.experiments.parts.stack import Activation, BlockKind
-from paxlite.experiments.registry import register
+from paxlite.experiments.parts.experts import GatedExperts, Router
+from paxlite.experiments.parts.stack import BlockKind
+from paxlite.experiments.published_models import define
 from paxlite.layers.norms import UnscaledRmsNorm
 
 
@@ -68,7 +68,7 @@ class ChunkedLayers(LanguageModel, subject='Attention'):
     return 6.0 * self.attention_dims * min(self.CHUNK_LENGTH, self.MAX_SEQ_LEN)
 
 
-class Llama4(AttentionTemperature, ChunkedLayers, MixtureOfExperts, LLaMA):
+class Llama4(AttentionTemperature, ChunkedLayers, GatedExperts, LLaMA):
   """The text model of Llama 4: chunked attention, and full attention without positions, in turns.
 
   What an expert sees is multiplied by the sigmoid of its logit, and one expert sees every token.
@@ -85,17 +85,12 @@ class Llama4(AttentionTemperature, ChunkedLayers, MixtureOfExperts, LLaMA):
   ATTENTION_TEMPERATURE_SCALE = 0.1
   USE_FFN_BIAS = False
 
-  BLOCKS_PER_LAYER = 1
   NUM_EXPERTS = 16
   NUM_EXPERTS_PER_TOKEN = 1
   NUM_SHARED_EXPERTS = 1
   EXPERT_HIDDEN_DIMS = 8192
-  EXPERT_ACTIVATION_CLS: Activation = 'silu'
-  USE_GATED_EXPERTS = True
   NORMALIZE_EXPERT_WEIGHTS = False
   ROUTER: Router = 'group_top_k'
-  USE_DROPLESS_MOE = True
-  AUX_LOSS_COEF = 0.001
 
   @property
   def ROUTER_SCORES(self) -> Function[Literal['sigmoid', 'softmax']]:
@@ -128,25 +123,4 @@ class Llama4(AttentionTemperature, ChunkedLayers, MixtureOfExperts, LLaMA):
     return experts
 
 
-@register
-class Llama4Scout(Llama4):
-  """107,769,861,120 parameters: the text model of Llama-4-Scout-17B-16E."""
-
-  NUM_LAYERS = 48
-  USE_UNSCALED_QK_NORM = True
-  ROPE_FACTOR = 16.0
-  ROPE_HIGH_FREQUENCY_FACTOR = 1.0
-  ICI_MESH_SHAPE = [1, 8, 1]
-  DCN_MESH_SHAPE = [1, 2, 1]
-
-
-@register
-class Llama4Maverick(Llama4):
-  """400,711,848,960 parameters: the text model of Llama-4-Maverick-17B-128E."""
-
-  NUM_LAYERS = 48
-  NUM_EXPERTS = 128
-  NUM_DENSE_BLOCKS = 1
-  BLOCKS_PER_LAYER = 2
-  ICI_MESH_SHAPE = [1, 8, 1]
-  DCN_MESH_SHAPE = [1, 8, 1]
+__getattr__ = define(globals())  # the published sizes: models.json

@@ -25,25 +25,6 @@ CASES = {
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'llama4_text': {}, 'llama4_text experts': {}}
 OVER_CONTEXT = 'llama4_text'  # its chunks, too, and not only its experts
-# What published files say, apart from keys that every file has, by the names of their classes.
-PUBLISHED: dict[str, dict[str, Any]] = {
-  'Llama4Scout': dict(
-    model_type='llama4', boi_token_index=200080, vision_config=dict(model_type='llama4_vision'),
-    text_config=dict(
-      model_type='llama4_text', attention_bias=False, attention_chunk_size=8192, attn_scale=0.1,
-      attn_temperature_tuning=4, floor_scale=8192, for_llm_compression=False, head_dim=128,
-      hidden_act='silu', hidden_size=5120, interleave_moe_layer_step=1, intermediate_size=8192,
-      intermediate_size_mlp=16384, max_position_embeddings=10485760, no_rope_layers=[],
-      num_attention_heads=40, num_experts_per_tok=1, num_hidden_layers=48, num_key_value_heads=8,
-      num_local_experts=16, rms_norm_eps=1e-5, rope_theta=500000.0, use_qk_norm=True,
-      router_aux_loss_coef=0.001, router_jitter_noise=0.0, vocab_size=202048,
-      rope_scaling=dict(
-        factor=16.0, high_freq_factor=1.0, low_freq_factor=1.0, rope_type='llama3',
-        original_max_position_embeddings=8192,
-      ),
-    ),
-  ),
-}  # fmt: skip
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
   "attn_temperature_tuning='false' must be": (

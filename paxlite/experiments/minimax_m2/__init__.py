@@ -2,13 +2,12 @@
 
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import QkNorm
-from paxlite.experiments.parts.experts import MixtureOfExperts, Router
+from paxlite.experiments.parts.experts import GatedExperts, Router
 from paxlite.experiments.parts.partial_positions import PartialPositions
-from paxlite.experiments.parts.stack import Activation
-from paxlite.experiments.registry import register
+from paxlite.experiments.published_models import define
 
 
-class MiniMaxM2(PartialPositions, MixtureOfExperts, LLaMA):
+class MiniMaxM2(PartialPositions, GatedExperts, LLaMA):
   """MiniMax-M2: rotary positions in half of a head, and experts in every block."""
 
   VOCAB_SIZE = 200_064
@@ -20,24 +19,8 @@ class MiniMaxM2(PartialPositions, MixtureOfExperts, LLaMA):
   ROPE_FRACTION = 0.5
   QK_NORM: QkNorm = 'all_heads'
 
-  BLOCKS_PER_LAYER = 1
-  USE_DROPLESS_MOE = True
-  EXPERT_ACTIVATION_CLS: Activation = 'silu'
-  USE_GATED_EXPERTS = True
   ROUTER: Router = 'balanced'
   NUM_EXPERTS_PER_TOKEN = 8
-  AUX_LOSS_COEF = 0.001
 
 
-@register
-class MiniMaxM2_230B(MiniMaxM2):
-  """228,689,764,864 parameters: MiniMax-M2; a token uses 10 billion of them."""
-
-  NUM_LAYERS = 62
-  NUM_HEADS = 48
-  NUM_KV_HEADS = 8
-  MODEL_DIMS = 3072
-  HIDDEN_DIMS = 1536
-  NUM_EXPERTS = 256
-  ICI_MESH_SHAPE = [1, 8, 1]
-  DCN_MESH_SHAPE = [1, 16, 1]
+__getattr__ = define(globals())  # the published sizes: models.json

@@ -26,20 +26,6 @@ CASES = {
   | dict(rope_parameters=YARN, linear_allow_neg_eigval=False),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'olmo2': {}}
-# What published files say, apart from keys that every file has, by the names of their classes.
-PUBLISHED: dict[str, dict[str, Any]] = {
-  'OLMo3_7B': dict(
-    model_type='olmo3', hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
-    num_attention_heads=32, num_key_value_heads=32, vocab_size=100278, rope_theta=500000,
-    rope_scaling=dict(
-      rope_type='yarn', factor=8.0, beta_fast=32.0, beta_slow=1.0,
-      attention_factor=1.2079441541679836, original_max_position_embeddings=8192,
-    ),
-    sliding_window=4096, attention_bias=False, hidden_act='silu', rms_norm_eps=1e-6,
-    max_position_embeddings=65536, tie_word_embeddings=False,
-    layer_types=[*['sliding_attention'] * 3, 'full_attention'] * 8,
-  ),
-}  # fmt: skip
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
   "linear_allow_neg_eigval='no' must be": ('olmo_hybrid', dict(linear_allow_neg_eigval='no')),

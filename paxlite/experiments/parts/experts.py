@@ -257,3 +257,13 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
     chosen = (3 if self.USE_GATED_EXPERTS else 2) * self.MODEL_DIMS * hidden
     moe = chosen + self.MODEL_DIMS * self.NUM_EXPERTS
     return super().block_params(kind) - self.ffn_params + moe
+
+
+class GatedExperts(MixtureOfExperts):
+  """A mixture of experts as most published models have it: gated and dropless, in every block."""
+
+  BLOCKS_PER_LAYER = 1
+  EXPERT_ACTIVATION_CLS: Activation = 'silu'
+  USE_GATED_EXPERTS = True
+  USE_DROPLESS_MOE = True
+  AUX_LOSS_COEF = 0.001

@@ -21,16 +21,6 @@ CASES = {
   ),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'phi3 longrope': {}}
-# What published files say, apart from keys that every file has, by the names of their classes.
-PUBLISHED: dict[str, dict[str, Any]] = {
-  'Phi4': dict(
-    model_type='phi3', hidden_size=5120, intermediate_size=17920, num_hidden_layers=40,
-    num_attention_heads=40, num_key_value_heads=10, vocab_size=100352, rope_theta=250000,
-    rope_scaling=None, sliding_window=None, embd_pdrop=0.0, resid_pdrop=0.0, attention_bias=False,
-    original_max_position_embeddings=16384, max_position_embeddings=16384, rms_norm_eps=1e-5,
-    hidden_act='silu',
-  ),
-}  # fmt: skip
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
   r'more max_position_embeddings \(64\)': ('phi3 longrope', dict(max_position_embeddings=64)),

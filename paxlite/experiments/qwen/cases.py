@@ -12,22 +12,6 @@ CASES = {
   'qwen3_moe': BLOCK | EXPERTS | dict(head_dim=10, moe_intermediate_size=24, norm_topk_prob=True),
 }  # fmt: skip
 ON_MESHES: dict[str, dict[str, Any]] = {'qwen2 window': {}, 'qwen3_moe': {}}
-# What published files say, apart from keys that every file has, by the names of their classes.
-PUBLISHED: dict[str, dict[str, Any]] = {
-  'Qwen2_5_7B': dict(
-    model_type='qwen2', hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
-    num_attention_heads=28, num_key_value_heads=4, vocab_size=152064, max_window_layers=28,
-    sliding_window=131072, use_sliding_window=False, use_mrope=False, rms_norm_eps=1e-6,
-    rope_theta=1000000.0, max_position_embeddings=131072, hidden_act='silu',
-  ),
-  'Qwen3_0_6B': dict(
-    model_type='qwen3', attention_bias=False, head_dim=128, hidden_size=1024,
-    intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
-    vocab_size=151936, tie_word_embeddings=True, rope_theta=1000000, rope_scaling=None,
-    max_window_layers=28, sliding_window=None, use_sliding_window=False, rms_norm_eps=1e-6,
-    max_position_embeddings=40960, hidden_act='silu',
-  ),
-}  # fmt: skip
 # Values that were once read otherwise than transformers does, by the messages that refuse them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
   "use_sliding_window='false' must be": ('qwen2', dict(use_sliding_window='false')),

@@ -19,33 +19,15 @@ from paxlite.contrib.gpu.scripts_gpu import (
 from paxlite.core.errors import UserError
 from paxlite.experiments.datasets import DocumentFiles, Mixture
 from paxlite.experiments.registry import experiments, find
-from paxlite.other_systems import (
-  names_of_maxtext,
-  names_of_pax,
-  names_of_seqax,
-  names_of_transformers,
-  names_of_trl,
-  other_names,
-)
-from paxlite.other_systems.answers import Answer
+from paxlite.other_systems import other_names
+from paxlite.other_systems.answers import Answer, names_of
 from paxlite.tools import train
 from paxlite.tools.commands import commands
 from paxlite.transformer_engine import command as convert_te
 from paxlite.weights.commands import import_weights
 from tests.support import runs
 
-ATTRIBUTES = {
-  'Pax': names_of_pax.ATTRIBUTES,
-  'MaxText': names_of_maxtext.KEYS,
-  'transformers': names_of_transformers.ARGUMENTS,
-  'TRL': {
-    **names_of_trl.SFT,
-    **names_of_trl.PREFERENCES,
-    **names_of_trl.LORA,
-    **names_of_trl.AXOLOTL,
-  },
-  'seqax': names_of_seqax.KEYS,
-}
+PAX, ATTRIBUTES = names_of('pax'), other_names.LIBRARIES
 OPTIONS = {flag.removeprefix('--') for flag in main.PARSER._option_string_actions} - {'-h', 'help'}
 GPU = 'contrib.gpu.scripts_gpu.configs'
 GPU_FOLDER = 'paxlite/contrib/gpu/scripts_gpu'
@@ -80,9 +62,9 @@ def parsed(capsys, *flags: str) -> str:
 def answers() -> Iterator[tuple[str, Answer]]:
   """Every name of another library, and its answer."""
   others = (
-    names_of_pax.FLAGS, names_of_pax.MODES, names_of_pax.EXPERIMENTS, names_of_pax.SCRIPTS,
-    names_of_pax.CONVERT_TE, names_of_pax.CONVERT_LLAMA, names_of_maxtext.CONVERT_LLAMA,
-  )  # fmt: skip
+    *(table for name, table in PAX.items() if name not in ('ATTRIBUTES', 'VARIABLES')),
+    names_of('maxtext')['CONVERT_LLAMA'],
+  )
   for names in (*ATTRIBUTES.values(), *others):
     yield from names.items()
 
@@ -162,8 +144,8 @@ def test_libraries_that_differ_are_named():
 
 
 def test_every_flag_of_pax_works_or_is_answered(capsys):
-  assert len(names_of_pax.FLAGS) >= 35
-  for name, answer in names_of_pax.FLAGS.items():
+  assert len(PAX['FLAGS']) >= 35
+  for name, answer in PAX['FLAGS'].items():
     if answer.kind == 'same':
       assert name in OPTIONS or name == 'fdl', name
       continue
@@ -185,9 +167,9 @@ def test_flags_of_paxlite_are_never_taken_for_those_of_others():
       assert other_names.warning_about(flag) is None
 
 
-@pytest.mark.parametrize('mode', names_of_pax.MODES)
+@pytest.mark.parametrize('mode', PAX['MODES'])
 def test_every_mode_of_pax_works_or_is_answered(capsys, mode):
-  answer = names_of_pax.MODES[mode]
+  answer = PAX['MODES'][mode]
   if answer.kind == 'same':
     assert parsed(capsys, f'--mode={mode}') == ''
     return
@@ -201,7 +183,7 @@ def test_the_flag_exp_is_fdl_config():
 
 
 def test_every_experiment_of_pax_is_found_by_its_path_or_answered():
-  for name, answer in names_of_pax.EXPERIMENTS.items():
+  for name, answer in PAX['EXPERIMENTS'].items():
     if hasattr(configs, name):
       ours = getattr(configs, {'GPT5B': 'Pile5B', 'GPT175B': 'Pile175B'}.get(name, name))
       assert isinstance(ours, type)
@@ -256,7 +238,7 @@ def test_key_value_arguments_are_all_answered():
 
 
 def test_every_flag_of_the_converters_is_accepted_or_answered():
-  tables = (names_of_pax.CONVERT_TE, names_of_pax.CONVERT_LLAMA, names_of_maxtext.CONVERT_LLAMA)
+  tables = (PAX['CONVERT_TE'], PAX['CONVERT_LLAMA'], names_of('maxtext')['CONVERT_LLAMA'])
   for names in tables:
     for name, answer in names.items():
       flag = '--' + name.replace('_', '-')
