@@ -8,7 +8,6 @@ from paxlite.experiments.lfm.layers import ShortConvolution
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind, QkNorm
 from paxlite.experiments.published_models import define
-from paxlite.experiments.registry import register
 
 
 class ShortConvolutionLayers(LayersWithState, subject='Short convolutions'):
@@ -41,9 +40,6 @@ class ShortConvolutionLayers(LayersWithState, subject='Short convolutions'):
     return 6.0 * self.MODEL_DIMS * self.CONVOLUTION_WIDTH
 
 
-_THREE: list[AttentionKind] = ['short_convolution', 'short_convolution', 'full']
-
-
 class LFM2(ShortConvolutionLayers, LLaMA):
   """The architecture of LFM2: LLaMA's, with convolutions instead of most attention."""
 
@@ -53,19 +49,7 @@ class LFM2(ShortConvolutionLayers, LLaMA):
   QK_NORM: QkNorm = 'per_head'
   SEPARATE_EMBEDDING = False
   CONVOLUTION_WIDTH = 3
-  ATTENTION_PATTERN = _THREE
-
-
-@register
-class LFM2_350M(LFM2):
-  """354,483,968 parameters: LFM2-350M, with tied embedding."""
-
-  NUM_LAYERS = 16
-  NUM_HEADS = 16
-  NUM_KV_HEADS = 8
-  MODEL_DIMS = 1024
-  HIDDEN_DIMS = 4608
-  ATTENTION_PATTERN = [*3 * _THREE, *3 * _THREE[1:]]
+  ATTENTION_PATTERN: list[AttentionKind] = ['short_convolution', 'short_convolution', 'full']
 
 
 __getattr__ = define(globals())  # the published sizes: models.json
