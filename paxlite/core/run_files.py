@@ -109,3 +109,14 @@ def write_file(path: pathlib.Path, *parts: Buffer) -> None:
       unfinished.unlink(missing_ok=True)  # it would fill the disk
       raise
   unfinished.replace(path)  # replaces a link at `path`, and leaves the link's target unchanged
+
+
+def append_line(path: pathlib.Path, line: bytes) -> None:
+  """Adds a line to the file at `path`; raises OSError, and adds no part of it, if that fails."""
+  with open_file(path, 'ab', buffering=0) as f:
+    end = f.tell()
+    try:
+      f.write(line + b'\n')
+    except OSError:
+      f.truncate(end)
+      raise

@@ -25,7 +25,8 @@ def define(module: dict[str, Any]) -> Callable[[str], Any]:
   rows = pathlib.Path(module['__file__']).with_name('models.json').read_text('utf-8')
   for name, (base, about, values) in parsed(rows).items():
     own = {'__module__': package, '__doc__': about, **values}
-    module[name] = register(type(name, (module[base],), own))
+    made: Any = type(name, (module[base],), own)
+    module[name] = register(made)
 
   def missing(name: str) -> Any:
     raise AttributeError(f'module {package!r} has no attribute {name!r}')

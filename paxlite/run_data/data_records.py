@@ -16,7 +16,7 @@ import jax
 
 from paxlite.compilation.versions import versions
 from paxlite.core.json_text import JsonObject, parsed
-from paxlite.core.run_files import open_file
+from paxlite.core.run_files import append_line
 from paxlite.data.base import Seekable
 from paxlite.experiments.identity import identity_of
 from paxlite.programs.run import Run
@@ -100,13 +100,7 @@ class DataRecords(Callback):
 
   def _append(self, record: JsonObject) -> None:
     try:
-      with open_file(self._path, 'ab', buffering=0) as f:
-        end = f.tell()
-        try:
-          f.write(json.dumps(record).encode() + b'\n')
-        except OSError:
-          f.truncate(end)  # removes an incomplete record
-          raise
+      append_line(self._path, json.dumps(record).encode())
     except OSError as e:
       self._failed(e)
 

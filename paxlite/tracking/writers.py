@@ -13,7 +13,7 @@ from types import MappingProxyType
 from paxlite.cli import live_line
 from paxlite.cli.terminal import say
 from paxlite.core.json_text import Json, JsonObject, parsed
-from paxlite.core.run_files import check_place, open_file
+from paxlite.core.run_files import append_line, check_place, open_file
 from paxlite.files.set_aside import set_aside
 
 _SECONDS = 10.0  # between two lines that stay on a terminal
@@ -255,13 +255,7 @@ def _append(path: pathlib.Path, record: Mapping[str, Json]) -> None:
   clean = {
     k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()
   }
-  with open_file(path, 'ab', buffering=0) as f:
-    end = f.tell()
-    try:
-      f.write(json.dumps(clean).encode() + b'\n')
-    except OSError:
-      f.truncate(end)  # removes an incomplete record
-      raise
+  append_line(path, json.dumps(clean).encode())
 
 
 def read_records(path: pathlib.Path) -> Iterator[JsonObject]:

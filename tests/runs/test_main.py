@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import pty
 import subprocess
 import sys
@@ -380,14 +379,7 @@ def test_a_live_line_on_a_terminal(tmp_path):
     runs.command(tmp_path, '--noenable_checkpoint_saving'), stdout=follower, stderr=follower,
     env=runs.environment() | {'TERM': 'xterm', 'COLUMNS': '200'}, cwd=runs.ROOT,
   )  # fmt: skip
-  os.close(follower)
-  shown = b''
-  try:
-    while chunk := os.read(leader, 65536):
-      shown += chunk
-  except OSError:  # end of file on a terminal
-    pass
-  assert process.wait(timeout=60) == 0
+  shown = runs.shown_on(leader, follower, process)
   text = shown.decode()
   assert '\x1b[2K' in text, 'a line is erased and written again'
   assert 'step 10/10' in text

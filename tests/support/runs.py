@@ -1,6 +1,7 @@
 """Runs paxlite.main as users do, in its own process."""
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -120,3 +121,14 @@ def records(folder, name: str = 'metrics.jsonl') -> list[dict]:
 def losses(folder) -> dict[int, float]:
   """Returns the loss by step."""
   return {r['step']: r['loss'] for r in records(folder)}
+
+
+def shown_on(leader: int, follower: int, process: subprocess.Popen) -> bytes:
+  """Returns what a process prints on a terminal; checks that it ends well."""
+  os.close(follower)
+  shown = b''
+  with contextlib.suppress(OSError):  # end of file on a terminal
+    while chunk := os.read(leader, 65536):
+      shown += chunk
+  assert process.wait(timeout=60) == 0
+  return shown

@@ -1,6 +1,5 @@
 """The line of a terminal that changes, and what is printed while it is there."""
 
-import os
 import pty
 import subprocess
 import sys
@@ -29,14 +28,7 @@ def test_a_warning_has_a_line_of_its_own(tmp_path, stderr_is_a_file):
       stderr=file if stderr_is_a_file else follower,
       env=runs.environment() | {'TERM': 'xterm', 'COLUMNS': '80'}, cwd=runs.ROOT,
     )  # fmt: skip
-  os.close(follower)
-  shown = b''
-  try:
-    while chunk := os.read(leader, 65536):
-      shown += chunk
-  except OSError:  # end of file on a terminal
-    pass
-  assert process.wait(timeout=60) == 0
+  shown = runs.shown_on(leader, follower, process)
   told = ['WARNING:paxlite:3 records are odd', 'plain']
   if stderr_is_a_file:
     assert (tmp_path / 'err').read_text().splitlines() == told
