@@ -44,7 +44,9 @@ MUST = {
 }  # fmt: skip
 SMALLEST_MATRIX = 32 * 32 * 4  # bytes
 # If experts are sharded over data, as in Pax, tokens move along data.
-MUST_OF = {'glam/fsdp': {'all-to-all data'}}
+MUST_OF = {
+  'glam/fsdp': {'all-to-all data'}, 'dropless/fsdp': {'all-gather data', 'reduce-scatter data'},
+}  # fmt: skip
 
 # Cases of one model are compared with the same results of one device. A mesh with one axis is left
 # out where the same model is on one with that axis and another.
@@ -57,7 +59,7 @@ CASES = [
    'glam/fractional', 'glam/torus_expert'],
   ['moe/dp', 'moe/pipeline'],
   ['mtp/dp_fsdp_tp', 'mtp/context_tp', 'mtp/torus_chunks'],
-  ['dropless/fsdp', 'dropless/expert_tp', 'dropless/pipeline'],
+  ['dropless/fsdp', 'dropless/expert_tp', 'dropless/pipeline', 'dropless/torus_dp'],
 ]  # fmt: skip
 
 
@@ -199,6 +201,58 @@ for room in (0, 1, 2):
   expected, _ = jax.jit(lambda x: dropless.DroplessDispatch()(x, part, experts))(x)
   print(int(kept.sum()), bool(jnp.abs(y - expected).max() < 1e-5))
 """
+
+
+WHOLE_WEIGHTS = """
+from unittest import mock
+import jax, jax.numpy as jnp, numpy as np
+from flax.linen import meta
+from paxlite.aot.collectives import collectives
+from paxlite.aot.hlo import Program
+from paxlite.layers.moe import dropless, moe
+from paxlite.parallel import mesh, partitioning, torus
+E, D, F = 4, 64, 32
+layer = moe.MoeFeedForward(
+  D, F, num_experts=E, num_groups=8, gated=True, use_bias=True, activation='silu',
+  dispatch_tpl=dropless.DroplessDispatch,
+)
+x = jax.random.normal(jax.random.key(1), (8, 8, D))
+boxed = jax.jit(layer.init)(jax.random.key(0), x)['params']
+host = jax.device_get(meta.unbox(boxed))
+def value(params, x):
+  return jnp.sin(layer.apply({'params': params}, x, mutable=['losses', 'summaries'])[0]).sum()
+with jax.default_matmul_precision('highest'):
+  expected = jax.device_get(jax.jit(jax.value_and_grad(value, (0, 1)))(host, x))
+  for lines in (8,), (2, 4):
+    rules = partitioning.DEFAULT_RULES
+    on = mesh.make_mesh([1, 8, 1], [1, 1, 1])
+    shapes = partitioning.sharded_shapes(boxed, on, rules)
+    params = jax.tree.map(lambda a, like: jax.device_put(a, like.sharding), host, shapes)
+    with partitioning.activate(on, rules), mock.patch.object(torus, 'lines', return_value=lines):
+      step = jax.jit(jax.value_and_grad(value, (0, 1))).lower(params, x).compile()
+      _, back = jax.vjp(value, params, x)
+    ratio = lambda a, b: np.abs(a - b).max() / np.abs(b).max()
+    error = jax.tree.map(ratio, step(params, x), expected)
+    found = collectives(Program(step.as_text()), dict(on.shape))
+    sums = [c.bytes for c in found if c.kind == 'all-reduce']
+    print(
+      float(max(jax.tree.leaves(error))), sum(c.kind == 'reduce-scatter' for c in found),
+      max(sums) >= 4 * E * D * F, max(r.size for r in jax.tree.leaves(back)) >= 8 * E * D * F,
+    )
+"""
+
+
+@pytest.mark.slow
+def test_gradients_of_experts_are_scattered():
+  """No device sums one as a whole, or keeps whole weights for it; one sum a line of the torus."""
+  done = subprocess.run(
+    [sys.executable, '-c', WHOLE_WEIGHTS],
+    capture_output=True, text=True, cwd=runs.ROOT, env=runs.environment(8), check=True,
+  )  # fmt: skip
+  for line, times in zip(done.stdout.splitlines(), (1, 2), strict=True):
+    error, *found = line.split()
+    assert float(error) < 1e-6
+    assert found == [str(4 * times), 'False', 'False']  # gate, up, down and the last bias
 
 
 @pytest.mark.exhaustive

@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec
 
 from paxlite.layers.moe.grouped_matmul import alignment, grouped_matmul
 from paxlite.layers.moe.moe import Experts, Routing, Weights
-from paxlite.parallel import partitioning
+from paxlite.layers.precision.scattered_gradient import gathered
+from paxlite.parallel import partitioning, torus
 
 _Number = TypeVar('_Number', jax.Array, int)
 
@@ -68,8 +69,7 @@ class DroplessDispatch:
   ) -> tuple[jax.Array, jax.Array]:
     """Returns Σ weight · expert(x) [J, M, D], and which choices had a slot [J, M, X]."""
     tokens_JMX = jnp.broadcast_to(routing.is_token_JM[..., None], routing.experts_JMX.shape)
-    weights_JMX = routing.weights_JMX.astype(x_JMD.dtype)
-    arguments = x_JMD, routing.experts_JMX, weights_JMX, experts.weights
+    arguments = x_JMD, routing.experts_JMX, routing.weights_JMX, experts.weights
     active = partitioning.active_mesh()
     if active is None or active[0].size == 1:
       return _local(*arguments, activation=experts.activation, first=0), tokens_JMX
@@ -78,13 +78,17 @@ class DroplessDispatch:
       partitioning.spec(names, rules), shape, dict(mesh.shape)
     )
     tokens = fitted(('batch', None, None), x_JMD.shape)
-    over, hidden = fitted(('experts', 'mlp'), experts.weights.w_out_EFD.shape[:2])
+    over, hidden, embed = fitted(
+      ('experts', 'mlp', 'expert_embed'), experts.weights.w_out_EFD.shape
+    )
     body = functools.partial(
       _sharded, activation=experts.activation, expert_axis=over,
       tokens_differ=over in partitioning.axes_of(tokens[0]), hidden_axis=hidden, room=self.room,
     )  # fmt: skip
+    if embed is not None:
+      body = _gathering(body, embed, torus.lines(mesh, embed))
     # a spec for all arrays of a field: w_in_EDF, w_out_EFD, b_in_EF, b_out_ED
-    dims = (over, None, hidden), (over, hidden), (over, hidden), (over,)
+    dims = (over, embed, hidden), (over, hidden, embed), (over, hidden), (over, embed)
     weights = Weights(*(PartitionSpec(*names) for names in dims))  # type: ignore[arg-type]
     sharded = jax.shard_map(
       body, mesh=mesh, in_specs=(tokens, tokens, tokens, weights), out_specs=(tokens, tokens),
@@ -92,6 +96,28 @@ class DroplessDispatch:
     )  # fmt: skip
     y_JMD, kept_JMX = sharded(*arguments)
     return y_JMD, kept_JMX & tokens_JMX
+
+
+def _gathering(
+  body: Callable[..., tuple[jax.Array, jax.Array]], axis: str, lines: tuple[int, ...]
+) -> Callable[..., tuple[jax.Array, jax.Array]]:
+  """Returns `body` for weights whose dimension D is split over a mesh axis.
+
+  Whole weights are not kept for the backward pass, which gathers them again.
+  """
+
+  def of_parts(
+    x_JMD: jax.Array, experts_JMX: jax.Array, weights_JMX: jax.Array, weights: Weights
+  ) -> tuple[jax.Array, jax.Array]:
+    whole = lambda parts, dim: tuple(gathered(part, axis, dim, lines) for part in parts)
+    w_in_EDF, (w_out_EFD,) = whole(weights.w_in_EDF, 1), whole([weights.w_out_EFD], 2)
+    b_out_ED = whole(weights.b_out_ED, 1)
+    return body(
+      x_JMD, experts_JMX, weights_JMX, Weights(w_in_EDF, w_out_EFD, weights.b_in_EF, b_out_ED)
+    )
+
+  is_kept = lambda primitive, *_, **__: primitive.name != 'all_gather'
+  return jax.checkpoint(of_parts, policy=is_kept, prevent_cse=False)
 
 
 def _sharded(
@@ -110,7 +136,7 @@ def _sharded(
   Args:
     x_JMD: The tokens of this device.
     experts_JMX: Their experts, numbered from 0 over the experts of all devices.
-    weights_JMX: The weights of these experts.
+    weights_JMX: The weights of these experts, float32.
     weights: The weights of this device's experts, for its part of F.
     activation: The activation function.
     expert_axis: The mesh axis over which experts are sharded, or None.
@@ -151,9 +177,11 @@ def _local(
     choice_R, counts_E, sizes_E, num_slots=_multiple(R + E * (rows - 1), rows)
   )
   x_PD = permuted(x_JMD.reshape(J * M, D), permutation, X)
-  y_PD = _product(x_PD, weights, sizes_E, activation, R)
-  y_RD = unpermuted(y_PD, permutation)
-  return jnp.einsum('JMXD,JMX->JMD', y_RD.reshape(J, M, X, D), weights_JMX)
+  # Hidden units are multiplied by the weights of their tokens: they are narrower than the outputs,
+  # and no gradient needs the outputs, which are not computed again.
+  scale_P1 = permuted(weights_JMX.reshape(R, 1), permutation, 1)
+  y_PD = _product(x_PD, weights, sizes_E, activation, R, scale_P1)
+  return summed(y_PD, permutation, X).reshape(J, M, D)
 
 
 def _exchanged(
@@ -179,10 +207,11 @@ def _exchanged(
   permutation = _permutation(choice_R, counts_E, counts_E, num_slots=R)
   x_RD = permuted(x_JMD.reshape(J * M, D), permutation, X)
   x_PD = exchanged(x_RD, Way(there, back), P, R, axis)
-  y_PD = _product(x_PD, weights, sizes_E, activation, R)
-  y_RD = unpermuted(exchanged(y_PD, Way(back, there), R, P, axis), permutation)
+  y_PD = _product(x_PD, weights, sizes_E, activation, R, jnp.ones(()))
+  y_RD = exchanged(y_PD, Way(back, there), R, P, axis)
+  scale_R1 = permuted(weights_JMX.reshape(R, 1), permutation, 1)
+  y_JMD = summed(_scaled(y_RD, scale_R1), permutation, X).reshape(J, M, D)
   is_sent_P = jnp.arange(R) < (there.from_E + there.sent_E)[permutation.expert_P]
-  y_JMD = jnp.einsum('JMXD,JMX->JMD', y_RD.reshape(J, M, X, D), weights_JMX)
   return y_JMD, is_sent_P[permutation.slot_R].reshape(J, M, X)
 
 
@@ -192,8 +221,9 @@ def _product(
   sizes_E: jax.Array,
   activation: Callable[..., jax.Array],
   num_choices: int,
+  scale_P1: jax.Array,
 ) -> jax.Array:
-  """Returns w_out·activation(w_in·x + b_in …) + b_out of each slot.
+  """Returns scale · (w_out·activation(w_in·x + b_in …) + b_out) of each slot.
 
   num_choices is the mean over the devices.
   """
@@ -202,16 +232,22 @@ def _product(
   with scope():
     hidden = [grouped_matmul(x_PD, w_EDF, sizes_E) for w_EDF in weights.w_in_EDF]
   if not weights.b_in_EF:
-    hidden_PF = activation(*hidden)
+    hidden_PF = _scaled(activation(*hidden), scale_P1)
     with scope():
       return grouped_matmul(hidden_PF, weights.w_out_EFD, sizes_E)
   stop_E = jnp.cumsum(sizes_E)
   expert_P = jnp.searchsorted(stop_E, jnp.arange(len(x_PD)), side='right', method='compare_all')
   biases = [b_EF.at[expert_P].get(mode='clip') for b_EF in weights.b_in_EF]
   hidden_PF = activation(*(h + b for h, b in zip(hidden, biases, strict=True)))
+  hidden_PF = _scaled(hidden_PF, scale_P1)
   with scope():
     out_PD = grouped_matmul(hidden_PF, weights.w_out_EFD, sizes_E)
-  return out_PD + weights.b_out_ED[0].at[expert_P].get(mode='clip')
+  return out_PD + _scaled(weights.b_out_ED[0].at[expert_P].get(mode='clip'), scale_P1)
+
+
+def _scaled(x: jax.Array, scale: jax.Array) -> jax.Array:
+  """Returns x · scale, whose gradients are summed in float32 too."""
+  return (x.astype(jnp.float32) * scale).astype(x.dtype)
 
 
 def _multiple(number: _Number, of: int) -> _Number:
@@ -277,32 +313,29 @@ def _fill(x: jax.Array, index: jax.Array) -> jax.Array:
 def permuted(x_MD: jax.Array, permutation: Permutation, X: int) -> jax.Array:
   """Puts each token in the slots of its X choices, [P, D]; other slots get 0.
 
-  Its gradient is a gather too. JAX's derivative of a gather would be a scatter with atomics.
+  Its gradient is `summed`. JAX's derivative of a gather would be a scatter with atomics.
   """
   return _fill(x_MD, permutation.choice_P // X)
 
 
-def _permuted_backward(
-  X: int, permutation: Permutation, dy_PD: jax.Array
-) -> tuple[jax.Array, None]:
-  dy_RD = _fill(dy_PD, permutation.slot_R).astype(jnp.float32)
-  return dy_RD.reshape(-1, X, dy_PD.shape[1]).sum(1).astype(dy_PD.dtype), None
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def summed(y_PD: jax.Array, permutation: Permutation, X: int) -> jax.Array:
+  """Adds up the slots of each token's X choices in float32, [M, D]; its gradient is `permuted`.
+
+  Choices without a slot get 0.
+  """
+  # the choices are the first dimension, so that no array has rows of X
+  y_XMD = _fill(y_PD, permutation.slot_R.reshape(-1, X).T)
+  return y_XMD.astype(jnp.float32).sum(0).astype(y_PD.dtype)
 
 
 permuted.defvjp(
-  lambda x_MD, permutation, X: (permuted(x_MD, permutation, X), permutation), _permuted_backward
+  lambda x_MD, permutation, X: (permuted(x_MD, permutation, X), permutation),
+  lambda X, permutation, dy_PD: (summed(dy_PD, permutation, X), None),
 )
-
-
-@jax.custom_vjp
-def unpermuted(y_PD: jax.Array, permutation: Permutation) -> jax.Array:
-  """Takes each choice's row from its slot, [R, D]; choices without a slot get 0."""
-  return _fill(y_PD, permutation.slot_R)
-
-
-unpermuted.defvjp(
-  lambda y_PD, permutation: (unpermuted(y_PD, permutation), permutation),
-  lambda permutation, dy_RD: (_fill(dy_RD, permutation.choice_P), None),
+summed.defvjp(
+  lambda y_PD, permutation, X: (summed(y_PD, permutation, X), permutation),
+  lambda X, permutation, dy_MD: (permuted(dy_MD, permutation, X), None),
 )
 
 

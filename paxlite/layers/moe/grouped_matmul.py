@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.core.trees import ArrayOrShape
-from paxlite.layers.moe import megablox_matmul, triton_matmul
+from paxlite.layers.moe import megablox_matmul
 from paxlite.parallel.partitioning import active_platform
 
 
@@ -50,7 +50,7 @@ class _RaggedDot:
     return jax.lax.ragged_dot(x_PD, w_EDF, sizes_E.astype(jnp.int32))
 
 
-_kernels: list[GroupedKernel] = [triton_matmul, megablox_matmul, _RaggedDot()]
+_kernels: list[GroupedKernel] = [megablox_matmul, _RaggedDot()]
 
 
 def register(kernel: GroupedKernel) -> None:

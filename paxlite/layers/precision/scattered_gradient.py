@@ -80,11 +80,7 @@ def scattered_sum(
   others = tuple(a for a in scatter.batch if a != _AXIS and scatter.mesh.shape[a] > 1)
 
   def of_one_device(x: jax.Array, y: jax.Array) -> jax.Array:
-    part = jnp.einsum(equation, x, y)
-    for groups in _groups(scatter.lines):
-      part = jax.lax.psum_scatter(
-        part, _AXIS, scatter_dimension=scatter.dim, axis_index_groups=groups, tiled=True
-      )
+    part = _scattered(jnp.einsum(equation, x, y), _AXIS, scatter.dim, scatter.lines)
     return jax.lax.psum(part, others) if others else part
 
   split = lambda dims: PartitionSpec(*[scatter.batch if d == rows else None for d in dims])
@@ -122,6 +118,32 @@ def _backward(
 scattered_product.defvjp(
   lambda equation, _, *factors: (jnp.einsum(equation, *factors), factors), _backward
 )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def gathered(part: jax.Array, axis: str, dim: int, lines: tuple[int, ...]) -> jax.Array:
+  """Returns a whole weight in jax.shard_map, whose gradient is summed and scattered.
+
+  Args:
+    part: The device's part of the weight.
+    axis: The mesh axis over which the weight is split.
+    dim: The dimension that is split.
+    lines: The sizes of the lines of the torus along the mesh axis, the outermost first.
+  """
+  return jax.lax.all_gather(part, axis, axis=dim, tiled=True)
+
+
+gathered.defvjp(
+  lambda part, axis, dim, lines: (gathered(part, axis, dim, lines), None),
+  lambda axis, dim, lines, _, grad: (_scattered(grad, axis, dim, lines),),
+)
+
+
+def _scattered(x: jax.Array, axis: str, dim: int, lines: Sequence[int]) -> jax.Array:
+  """Returns the device's part of the sum of x over a mesh axis."""
+  for groups in _groups(lines):
+    x = jax.lax.psum_scatter(x, axis, scatter_dimension=dim, axis_index_groups=groups, tiled=True)
+  return x
 
 
 def _groups(lines: Sequence[int]) -> list[list[list[int]]]:

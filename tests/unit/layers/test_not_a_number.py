@@ -19,7 +19,7 @@ from paxlite.layers.attention.plain_attention import XlaKernel
 from paxlite.layers.attention.softmax_attention import Softmax
 from paxlite.layers.attention.splash_attention import SplashKernel
 from paxlite.layers.cross_entropy import chunked_cross_entropy, cross_entropy
-from paxlite.layers.moe import megablox_matmul, triton_matmul
+from paxlite.layers.moe import megablox_matmul
 
 T, AT = 256, 100
 BAD = pytest.mark.parametrize('bad', [np.nan, np.inf])
@@ -69,16 +69,9 @@ def test_attention(kernel, argument):
   assert not any(d[1].any() for d in (dq, dk, dv))
 
 
-@pytest.mark.parametrize(
-  'product',
-  [
-    functools.partial(triton_matmul.product, interpret=True),
-    functools.partial(megablox_matmul.product, interpret=True),
-  ],
-  ids=['triton', 'megablox'],
-)
 @BAD
-def test_products_of_groups(product, bad):
+def test_products_of_groups(bad):
+  product = functools.partial(megablox_matmul.product, interpret=True)
   rows, D, F = 128, 128, 128
   x, w, dy = (
     jax.random.normal(jax.random.key(i), s)

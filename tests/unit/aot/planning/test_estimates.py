@@ -14,7 +14,7 @@ from paxlite.aot.planning.model import ROWS, Model, product_flops
 from paxlite.aot.planning.space import Candidate, Layout, Space
 from paxlite.experiments.demo import TinyGPT
 from paxlite.layers.attention import cudnn_call
-from paxlite.layers.moe import triton_matmul
+from paxlite.layers.moe import megablox_matmul
 from paxlite.optim.moments import is_moment
 from tests.unit.aot.planning.machines import machine
 
@@ -70,14 +70,14 @@ def test_flops_of_cudnn(has_logit):
 
 def test_flops_of_groups_of_rows():
   """One forward and two backward, of the rows at equal load, in a kernel that has room for more."""
-  D, F, E, rows, room = 128, 64, 4, 13 * 64, 1280
+  D, F, E, rows, room = 256, 128, 4, 13 * 64, 1280
   array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
   def loss(arrays):
     w_EDF, x = arrays
     with jax.named_scope(f'rows_{rows}_of_{room}'):
       sizes_E = jnp.full(E, 256, jnp.int32)
-      return triton_matmul.product(jnp.sin(x), w_EDF, sizes_E).astype(jnp.float32).sum()
+      return megablox_matmul.product(jnp.sin(x), w_EDF, sizes_E).astype(jnp.float32).sum()
 
   traced = jax.make_jaxpr(jax.grad(loss))((array(E, D, F), array(room, D))).jaxpr
   assert sum(n for _, n in product_flops(traced)) == 3 * 2 * rows * D * F
