@@ -169,7 +169,8 @@ def _local(
 ) -> jax.Array:
   """Returns Σ weight · expert(x) over the experts from `first` on, which this device holds."""
   J, M, D = x_JMD.shape
-  E, X, rows = len(weights.w_out_EFD), experts_JMX.shape[-1], alignment(weights.w_in_EDF[0])
+  E, X = len(weights.w_out_EFD), experts_JMX.shape[-1]
+  rows = alignment(weights.w_in_EDF[0], experts_JMX.size)
   choice_R, counts_E = _sorted(experts_JMX.reshape(-1) - first, E)
   sizes_E = _multiple(counts_E, rows)
   R = choice_R.shape[0]
@@ -198,7 +199,8 @@ def _exchanged(
   It also returns which choices had a slot.
   """
   J, M, D = x_JMD.shape
-  E, X, rows = len(weights.w_out_EFD), experts_JMX.shape[-1], alignment(weights.w_in_EDF[0])
+  E, X = len(weights.w_out_EFD), experts_JMX.shape[-1]
+  rows = alignment(weights.w_in_EDF[0], experts_JMX.size)
   devices = jax.lax.axis_size(axis)
   choice_R, counts_E = _sorted(experts_JMX.reshape(-1), devices * E)
   R = choice_R.shape[0]
@@ -229,19 +231,20 @@ def _product(
   """
   # tells paxlite.aot how many of the rows are multiplied if the devices have equal loads
   scope = functools.partial(jax.named_scope, f'rows_{num_choices}_of_{x_PD.shape[0]}')
+  product = lambda x, w: grouped_matmul(x, w, sizes_E, num_choices)
   with scope():
-    hidden = [grouped_matmul(x_PD, w_EDF, sizes_E) for w_EDF in weights.w_in_EDF]
+    hidden = [product(x_PD, w_EDF) for w_EDF in weights.w_in_EDF]
   if not weights.b_in_EF:
     hidden_PF = _scaled(activation(*hidden), scale_P1)
     with scope():
-      return grouped_matmul(hidden_PF, weights.w_out_EFD, sizes_E)
+      return product(hidden_PF, weights.w_out_EFD)
   stop_E = jnp.cumsum(sizes_E)
   expert_P = jnp.searchsorted(stop_E, jnp.arange(len(x_PD)), side='right', method='compare_all')
   biases = [b_EF.at[expert_P].get(mode='clip') for b_EF in weights.b_in_EF]
   hidden_PF = activation(*(h + b for h, b in zip(hidden, biases, strict=True)))
   hidden_PF = _scaled(hidden_PF, scale_P1)
   with scope():
-    out_PD = grouped_matmul(hidden_PF, weights.w_out_EFD, sizes_E)
+    out_PD = product(hidden_PF, weights.w_out_EFD)
   return out_PD + _scaled(weights.b_out_ED[0].at[expert_P].get(mode='clip'), scale_P1)
 
 

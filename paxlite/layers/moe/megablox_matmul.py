@@ -11,8 +11,9 @@ _LANES = 128
 _TILE = (512, 1024, 1024)  # rows, contracted dimension and columns of a block, at most
 
 
-def refusal(w_EDF: ArrayOrShape, platform: str) -> str | None:
+def refusal(w_EDF: ArrayOrShape, platform: str, num_choices: int) -> str | None:
   """See GroupedKernel."""
+  del num_choices
   if platform != 'tpu':
     return 'runs on TPUs'
   if w_EDF.dtype not in (jnp.bfloat16, jnp.float32):

@@ -133,8 +133,8 @@ def gathered(part: jax.Array, axis: str, dim: int, lines: tuple[int, ...]) -> ja
   return jax.lax.all_gather(part, axis, axis=dim, tiled=True)
 
 
-gathered.defvjp(
-  lambda part, axis, dim, lines: (gathered(part, axis, dim, lines), None),
+gathered.defvjp(  # policies of jax.checkpoint know all_gather, and not a call of `gathered`
+  lambda part, axis, dim, lines: (jax.lax.all_gather(part, axis, axis=dim, tiled=True), None),
   lambda axis, dim, lines, _, grad: (_scattered(grad, axis, dim, lines),),
 )
 

@@ -145,7 +145,7 @@ def test_a_further_product_of_groups(monkeypatch):
     ROWS = 8
     CALLS = ('my_product',)
 
-    def refusal(self, w_EDF, platform):
+    def refusal(self, w_EDF, platform, num_choices):
       return None if w_EDF.shape[0] == 3 else 'takes three groups'
 
     def product(self, x_PD, w_EDF, sizes_E):
@@ -155,7 +155,7 @@ def test_a_further_product_of_groups(monkeypatch):
   assert not grouped_matmul.is_call('my_product')
   grouped_matmul.register(Mine())
   x, sizes = jnp.zeros((8, 4)), jnp.array([8, 0, 0])
-  assert grouped_matmul.alignment(jnp.zeros((3, 4, 4))) == 8
-  assert grouped_matmul.alignment(jnp.zeros((2, 4, 4))) == 1
-  assert (grouped_matmul.grouped_matmul(x, jnp.zeros((3, 4, 4)), sizes) == 1).all()
+  assert grouped_matmul.alignment(jnp.zeros((3, 4, 4)), 8) == 8
+  assert grouped_matmul.alignment(jnp.zeros((2, 4, 4)), 8) == 1
+  assert (grouped_matmul.grouped_matmul(x, jnp.zeros((3, 4, 4)), sizes, 8) == 1).all()
   assert grouped_matmul.is_call('my_product')

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.layers.moe import dropless, megablox_matmul, moe
+from paxlite.layers.moe import blocked_matmul, dropless, megablox_matmul, moe
 
 
 @pytest.fixture(autouse=True)
@@ -16,25 +16,32 @@ def highest_precision():
     yield
 
 
-SIZES = jnp.array([128, 0, 256])  # the last 128 of 512 rows have no group
+SIZES = jnp.array([256, 0, 512])  # the last 256 of 1024 rows have no group
 
 
 @pytest.mark.slow
-def test_kernels_compute_what_ragged_dot_does():
+@pytest.mark.parametrize(
+  ('kernels', 'platform', 'product'),
+  [
+    (blocked_matmul, 'gpu', blocked_matmul.product),
+    (megablox_matmul, 'tpu', functools.partial(megablox_matmul.product, interpret=True)),
+  ],
+)
+def test_kernels_compute_what_ragged_dot_does(kernels, platform, product):
   """Compares results and both gradients, with an empty group, and rows without a group."""
   rng = np.random.default_rng(0)
-  x = jnp.asarray(rng.normal(size=(512, 128)), jnp.float32)
+  x = jnp.asarray(rng.normal(size=(1024, 128)), jnp.float32)
   w = jnp.asarray(0.1 * rng.normal(size=(3, 128, 128)), jnp.float32)
-  assert megablox_matmul.refusal(w, 'tpu') is None
-  assert megablox_matmul.refusal(w, 'cpu')
-  is_grouped = (jnp.arange(512) < SIZES.sum())[:, None]
+  assert kernels.refusal(w, platform, 1024) is None
+  assert kernels.refusal(w, 'cpu', 1024)
+  is_grouped = (jnp.arange(1024) < SIZES.sum())[:, None]
 
   def value(product, x, w):
     y = jnp.where(is_grouped, product(x, w, SIZES), 0)
     return jnp.sin(y).sum(), y
 
   grad = jax.jit(jax.value_and_grad(value, (1, 2), has_aux=True), static_argnums=0)
-  (_, y), (dx, dw) = grad(functools.partial(megablox_matmul.product, interpret=True), x, w)
+  (_, y), (dx, dw) = grad(product, x, w)
   (_, y2), (dx2, dw2) = grad(jax.lax.ragged_dot, x, w)
   np.testing.assert_allclose(y, y2, atol=2e-6, rtol=2e-6)
   np.testing.assert_allclose(jnp.where(is_grouped, dx, 0), dx2, atol=2e-6, rtol=2e-6)
@@ -45,7 +52,13 @@ def test_kernels_compute_what_ragged_dot_does():
 @pytest.mark.parametrize('shape', [(3, 100, 128), (3, 128, 100)])
 def test_kernels_refuse_what_they_do_not_divide(shape):
   w = jnp.zeros(shape)
-  assert 'sizes divisible by 128' in megablox_matmul.refusal(w, 'tpu')
+  assert 'sizes divisible by 128' in megablox_matmul.refusal(w, 'tpu', 1024)
+
+
+def test_a_few_rows_are_not_worth_copies_of_the_matrices():
+  w = jnp.zeros((3, 4, 4))
+  assert 'more than 512 choices' in blocked_matmul.refusal(w, 'gpu', 512)
+  assert blocked_matmul.refusal(w, 'gpu', 513) is None
 
 
 def output_and_gradients(layer, params, x, paddings):
@@ -74,12 +87,12 @@ def test_groups_of_multiples_give_the_same(monkeypatch):
 
   dirty.defvjp(lambda x, sizes: (dirty(x, sizes), sizes), lambda s, dy: (dirty(dy, s), None))
 
-  def product(x_PD, w_EDF, sizes_E):
+  def product(x_PD, w_EDF, sizes_E, num_choices):
     shapes_seen.append(x_PD.shape)
     clean = jnp.where(jnp.arange(len(x_PD))[:, None] < sizes_E.sum(), x_PD, 0)
     return dirty(jax.lax.ragged_dot(clean, w_EDF, sizes_E), sizes_E)
 
-  monkeypatch.setattr(dropless, 'alignment', lambda w: 8)
+  monkeypatch.setattr(dropless, 'alignment', lambda w, num_choices: 8)
   monkeypatch.setattr(dropless, 'grouped_matmul', product)
   found = output_and_gradients(layer, params, x, paddings)
   assert shapes_seen[0][0] == 96  # 64 choices, and 7 more slots for each of 4 experts
