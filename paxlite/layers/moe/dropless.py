@@ -179,8 +179,10 @@ def _local(
   )
   x_PD = permuted(x_JMD.reshape(J * M, D), permutation, X)
   # Hidden units are multiplied by the weights of their tokens: they are narrower than the outputs,
-  # and no gradient needs the outputs, which are not computed again.
+  # and no gradient needs the outputs, which are not computed again. Slots of no choice get 0, so
+  # that they add nothing to the gradients of the experts.
   scale_P1 = permuted(weights_JMX.reshape(R, 1), permutation, 1)
+  scale_P1 = jnp.where(permutation.choice_P[:, None] < R, scale_P1, 0)
   y_PD = _product(x_PD, weights, sizes_E, activation, R, scale_P1)
   return summed(y_PD, permutation, X).reshape(J, M, D)
 
@@ -308,17 +310,15 @@ def _exchange(counts_E: jax.Array, axis: str, rows: int, num_slots: int) -> tupl
   return Way(there, back), jnp.clip(num_slots - starts_E, 0, sizes_SE[me])
 
 
-def _fill(x: jax.Array, index: jax.Array) -> jax.Array:
-  return x.at[index].get(mode='fill', fill_value=0)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def permuted(x_MD: jax.Array, permutation: Permutation, X: int) -> jax.Array:
-  """Puts each token in the slots of its X choices, [P, D]; other slots get 0.
+  """Puts each token in the slots of its X choices, [P, D]; other slots get any token.
 
   Its gradient is `summed`. JAX's derivative of a gather would be a scatter with atomics.
   """
-  return _fill(x_MD, permutation.choice_P // X)
+  # zeros for the other slots would be a further pass over all rows, because no kernel of a product
+  # takes them up
+  return x_MD.at[permutation.choice_P // X].get(mode='clip')
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -328,7 +328,8 @@ def summed(y_PD: jax.Array, permutation: Permutation, X: int) -> jax.Array:
   Choices without a slot get 0.
   """
   # the choices are the first dimension, so that no array has rows of X
-  y_XMD = _fill(y_PD, permutation.slot_R.reshape(-1, X).T)
+  slots_XM = permutation.slot_R.reshape(-1, X).T
+  y_XMD = y_PD.at[slots_XM].get(mode='fill', fill_value=0)
   return y_XMD.astype(jnp.float32).sum(0).astype(y_PD.dtype)
 
 
