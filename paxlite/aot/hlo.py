@@ -67,7 +67,7 @@ class Instruction:
 
   def attribute(self, name: str) -> str | None:
     """Returns the text of an attribute up to the next comma or bracket: a name or a number."""
-    found = re.search(rf'\b{name}=%?([\w.\-]+)', self.attributes)
+    found = re.search(rf'\b{name}=\{{?%?([\w.\-]+)', self.attributes)
     return found[1] if found else None
 
   def quoted(self, name: str) -> str:
@@ -93,7 +93,7 @@ class Instruction:
 _CALLED = {
   'while': ('body',), 'conditional': ('true_computation', 'false_computation'),
   'call': ('calls', 'to_apply'), 'async-start': ('calls', 'to_apply'), 'fusion': ('calls',),
-  'fusion-start': ('calls',),
+  'fusion-start': ('calls',), 'custom-call-start': ('called_computations',),
 }  # fmt: skip
 _UNKNOWN = Instruction('', 'unknown', '', (), '')
 
@@ -168,6 +168,14 @@ class Program:
   def called(self, instruction: Instruction) -> list[Computation]:
     """Returns the computations that an instruction runs."""
     return [self.computations[n] for n in instruction.called if n in self.computations]
+
+  def offloaded(self, within: Computation, instruction: Instruction) -> Computation | None:
+    """Returns what a TPU's SparseCores run, from the call that starts, updates or ends it."""
+    if not instruction.opcode.startswith('custom-call-'):
+      return None
+    while instruction.opcode in ('custom-call-update', 'custom-call-done'):
+      instruction = within.get(instruction.operands[0])
+    return next(iter(self.called(instruction)), None)
 
   def trips(self, within: Computation, instruction: Instruction) -> int:
     """Returns how often the computations of an instruction run; 1 where that is not known."""

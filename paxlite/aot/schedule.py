@@ -124,7 +124,7 @@ class StepSchedule:
           line.add(inner, trips)
           clock += inner.seconds * trips
         continue
-      if (waited_for := self._end_of(instruction)) in ends:
+      if (waited_for := self._end_of(computation, instruction)) in ends:
         wait(waited_for)
         continue
       if speed.host and (copy := host_copy(instruction)):
@@ -151,6 +151,10 @@ class StepSchedule:
     if one := collective(computation, instruction, self._mesh_sizes):
       starts = instruction.opcode.endswith('-start') or instruction.opcode == 'send'
       yield instruction.name, one, starts
+    if instruction.opcode == 'custom-call-update':
+      found = self._offloaded(computation, instruction)
+      if found is not None:
+        yield found.instruction, found, True
     # a TPU starts a collective in one fusion, and fusions that run meanwhile repeat it
     for inner in self._inside(instruction):
       starts = _calls(inner, 'AsyncCollectiveStart')
@@ -160,8 +164,18 @@ class StepSchedule:
         if one and (starts or channel not in self._begun):
           yield f'channel {channel}', one, starts
 
-  def _end_of(self, instruction: Instruction) -> str:
+  def _offloaded(self, computation: Computation, instruction: Instruction) -> Collective | None:
+    """Returns the collective that a call of a TPU's SparseCores runs; None for other calls."""
+    inner = self._costs.program.offloaded(computation, instruction)
+    if inner is None:
+      return None
+    return next((one for i in inner if (one := collective(inner, i, self._mesh_sizes))), None)
+
+  def _end_of(self, computation: Computation, instruction: Instruction) -> str:
     """Returns the name of the transfer that an instruction waits for; '' if it waits for none."""
+    if instruction.opcode == 'custom-call-done':
+      found = self._offloaded(computation, instruction)
+      return '' if found is None else found.instruction
     if instruction.opcode.endswith('-done') and instruction.operands:
       return instruction.operands[0]
     ended = (c for c in self._inside(instruction) if _calls(c, 'AsyncCollectiveDone'))

@@ -47,6 +47,9 @@ class Traffic:
       return 0
     if instruction.quoted('custom_call_target') in _FREE_CALLS:
       return 0
+    inner = self.program.offloaded(computation, instruction)
+    if inner is not None and any(collective(inner, i, {}) for i in inner):
+      return 0
     if opcode in ('fusion', 'fusion-start'):
       return self._moved_by_fusion(computation, instruction)
     bytes_of = lambda name: self._bytes(computation.arrays(name))

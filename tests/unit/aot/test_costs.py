@@ -141,6 +141,38 @@ dimensions={0}, use_global_device_ids=true
   assert costs.traffic() > 256 + 32
 
 
+def test_a_collective_of_the_sparse_cores_runs_beside_kernels():
+  """A scatter of 48 s beside a negation of 32 bytes; it moves nothing of its own."""
+  program = Program("""HloModule test
+
+%scatter (a: f32[8]) -> f32[4] {
+  %a = f32[8] parameter(0)
+  ROOT %r = f32[4] reduce-scatter(%a), channel_id=1, replica_groups={{0,1}}, \
+use_global_device_ids=true, dimensions={0}, to_apply=%add
+}, execution_thread="sparsecore"
+
+ENTRY %main (p: f32[8], q: f32[4]) -> (f32[4], f32[4]) {
+  %p = f32[8] parameter(0)
+  %q = f32[4] parameter(1)
+  %s = ((), (), (s32[64])) custom-call-start(), async_execution_thread="sparsecore", \
+custom_call_target="offload", called_computations={%scatter}
+  %u = ((f32[8]), f32[4], (s32[64])) custom-call-update(%s, %p)
+  %n = f32[4] negate(%q)
+  %d = f32[4] custom-call-done(%u)
+  ROOT %t = (f32[4], f32[4]) tuple(%n, %d)
+}
+""")
+  costs = Costs(program, 'tpu')
+  assert costs.traffic() == 32
+  line = StepSchedule(costs, Speed({'': 1.0}, 1.0, lambda _: (48.0, 0.0)), {'data': 2}).timeline(
+    program.entry
+  )
+  assert line.parts[MEMORY] == 32
+  assert line.exposed == {'r': 48 - 32}
+  (found,) = collectives.collectives(program, {'data': 2})
+  assert (found.kind, found.bytes, found.instruction) == ('reduce-scatter', 32, 'r')
+
+
 def test_a_fusion_beside_others_reads_its_slice_alone():
   """It slices 4 numbers from 64, and writes them into 32 in place."""
   program = Program("""HloModule test
