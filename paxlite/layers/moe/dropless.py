@@ -81,7 +81,7 @@ class DroplessDispatch:
     over, hidden, embed = fitted(
       ('experts', 'mlp', 'expert_embed'), experts.weights.w_out_EFD.shape
     )
-    body = functools.partial(
+    body: Callable[..., tuple[jax.Array, jax.Array]] = functools.partial(
       _sharded, activation=experts.activation, expert_axis=over,
       tokens_differ=over in partitioning.axes_of(tokens[0]), hidden_axis=hidden, room=self.room,
     )  # fmt: skip
