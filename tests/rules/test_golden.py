@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,8 @@ from tests.support import config_changes, runs
 FOLDERS = listings.folders()
 ATTRIBUTES_PAGE = runs.ROOT / 'docs' / 'attributes.md'
 COMMANDS_PAGE = runs.ROOT / 'docs' / 'commands.md'
+HELP = re.compile(r'^  -h, --help +print this help\n', re.M)
+OPTION = re.compile(r'^  --.*\n(?: {8}.*\n)*', re.M)  # with its further lines
 PACKAGE = runs.ROOT / 'paxlite'
 _NEEDS: dict[tuple, list[str]] = {}
 FIRST = 'paxlite.experiments.gpt', 'paxlite.experiments.llama'  # what make test-slow traces
@@ -240,12 +243,21 @@ def stored(package: str) -> dict:
 
 
 def commands_text() -> str:
-  """Returns docs/commands.md: what every command prints with --help."""
-  parts = ['# Commands', '', '`paxlite COMMAND --help` prints the same.']
+  """Returns docs/commands.md: what every command prints with --help; shared options stand once."""
+  of_runs = {c.name: f'{help_of(c)}\n' for c in commands().values() if c.is_run}
+  first = next(iter(of_runs.values()))
+  shared = [x for x in OPTION.findall(first) if all(x in text for text in of_runs.values())]
+  said = '`paxlite COMMAND --help` prints the same. Runs also take these options'
+  parts = ['# Commands', '', f'{said} ({", ".join(of_runs)}):', '']
+  parts += ['```text', ''.join(shared).rstrip(), '```']
   for group, members in groups().items():
     parts += ['', f'## {group}']
     for command in members:
-      parts += ['', f'### paxlite {command.name}', '', '```text', help_of(command), '```']
+      text = HELP.sub('', f'{help_of(command)}\n')
+      if command.is_run:
+        text = OPTION.sub(lambda m: '' if m[0] in shared else m[0], text)
+      text = text.rstrip().removesuffix('\n\noptions:')
+      parts += ['', f'### paxlite {command.name}', '', '```text', text, '```']
   return '\n'.join(parts) + '\n'
 
 
