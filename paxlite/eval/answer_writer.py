@@ -1,4 +1,4 @@
-"""Texts that a model writes after prompts, for evaluation."""
+"""Generates answers to prompts, for evaluation."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from paxlite.generation.request import Completion, Request
 
 
 class AnswerWriter:
-  """Answers prompts. Its engines are kept, so that their programs are compiled once."""
+  """Answers prompts; keeps its engines, so that programs are compiled once."""
 
   def __init__(self, model: TextModel):
     self._model, self._params = model, model.params
@@ -32,7 +32,7 @@ class AnswerWriter:
     report: Callable[[int, int], None] = lambda done, total: None,
     chat: bool = False,
   ) -> list[Completion]:
-    """Returns what the model writes after each prompt, up to one of `until`.
+    """Returns the model's text after each prompt, up to one of `until`.
 
     Texts are those of the new tokens alone, as in EleutherAI's harness. Raises UserError if the new
     tokens leave no room for a prompt.

@@ -13,7 +13,7 @@ _SMALLER_IS_BETTER = 'perplexity_per_word', 'bits_per_byte'
 
 
 class _Run(Protocol):
-  """The records of a run that a section reads."""
+  """The records of a run that the section needs."""
 
   @property
   def name(self) -> str: ...
@@ -41,7 +41,7 @@ class Change:
 
   @property
   def gain(self) -> float:
-    """The difference, positive where the model became better."""
+    """The difference, positive if the model improved."""
     change = self.after - self.before
     return -change if self.metric in _SMALLER_IS_BETTER else change
 

@@ -1,4 +1,4 @@
-"""The token ids of a context and of what follows it, by the rules of EleutherAI's harness.
+"""The token ids of a context and its continuation, by the rules of EleutherAI's harness.
 
 A context and its continuation are encoded as one text. Where the model reads text as a tokenizer
 of transformers writes it, the ids are those of the harness's own class for transformers, so that

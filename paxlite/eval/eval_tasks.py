@@ -141,7 +141,7 @@ def _not_null(value: _T) -> _T:
 
 
 def _truth(value: object) -> int:
-  """Returns 1 for a value that says yes and 0 for one that says no."""
+  """Returns 1 for a value that means yes and 0 for one that means no."""
   text = str(value).strip().lower()
   if text not in ('true', 'yes', '1', 'false', 'no', '0'):
     raise UserError(f'{value!r} says neither yes nor no')
@@ -262,7 +262,7 @@ def _raw_records(files: Sequence[str], tfds_data_dir: str) -> Iterator[tuple[str
 def _shots(
   spec: TaskSpec, templates: Templates, skip_unreadable: bool, tfds_data_dir: str
 ) -> list[TaskExample]:
-  """Returns the solved examples: one more than are shown, as none is shown before itself."""
+  """Returns the solved examples: one more than shown, because none precedes itself."""
   if not spec.num_fewshot:
     return []
   found: list[TaskExample] = []
@@ -344,7 +344,7 @@ def matched(text: str, pattern: str) -> str | None:
 
 
 def last_match(text: str, pattern: str) -> str | None:
-  """Returns what `matched` does, with the spaces around it."""
+  """Like `matched`, without stripping."""
   if not pattern:
     return text
   matches = list(re.finditer(pattern, text))

@@ -1,4 +1,4 @@
-"""Scores how likely a model finds continuations, which is the basis of zero-shot evaluation.
+"""Scores continuations by log-likelihood, the basis of zero-shot evaluation.
 
 Rows of similar length share a batch, which is padded to the length of a bucket and not to the
 longest row of all. Continuations that differ only in their last token ("yes" or "no" after a

@@ -39,7 +39,7 @@ def tasks_of(experiment: LanguageModel, names: Sequence[str]) -> list[ZeroShotTa
 
 
 def callbacks(run: Run, trainer: Trainer) -> list[Callback]:
-  """Returns what evaluates EVAL_TASKS while a run trains.
+  """Returns the callbacks that evaluate EVAL_TASKS during a run.
 
   A fine-tuning, that is, a run that starts from weights, is evaluated before its first step and at
   its end. EVAL_TASKS_IN_TRAINING evaluates any run at each evaluation. Raises UserError if there
@@ -135,7 +135,7 @@ class TaskEvaluation(Callback):
 
 
 class BeforeAndAfter(Callback):
-  """Evaluates tasks before the first step and after the last one, and says what has changed.
+  """Evaluates tasks before the first and after the last step, and reports the changes.
 
   Args:
     evaluation: Evaluates the tasks.

@@ -72,14 +72,14 @@ class TaskSpec:
     return '' if self.chat else ' '
 
   def messages(self, text: str, shots: Sequence[tuple[str, str]] = ()) -> list[dict[str, str]]:
-    """Returns the chat in which a text is asked, after texts and their right answers."""
+    """Returns the chat with a text as its last question, after solved examples."""
     said = [('system', self.system)] if self.system else []
     for asked, answer in shots:
       said += [('user', asked), ('assistant', answer)]
     return [{'role': role, 'content': content} for role, content in [*said, ('user', text)]]
 
   def document(self, text: str, shots: Sequence[tuple[str, str]] = ()) -> str:
-    """Returns the text after others with their right answers, between empty lines."""
+    """Returns the text after solved examples, separated by empty lines."""
     solved = [f'{asked}{self.delimiter}{answer}\n\n' for asked, answer in shots]
     return ''.join([*solved, text])
 
@@ -164,7 +164,7 @@ def _source(path: pathlib.Path, file: str) -> str:
 
 
 def _check_numbers(where: str, values: JsonObject) -> None:
-  """Raises UserError where values of a task do not fit together."""
+  """Raises UserError if values of a task contradict each other."""
   if bool(values.get('num_fewshot')) != bool(values['fewshot_files']):
     raise UserError(f'{where}: num_fewshot and fewshot_files need each other')
   if values.get('num_fewshot') and not isinstance(values['doc_to_text'], str):
@@ -177,5 +177,5 @@ def _check_numbers(where: str, values: JsonObject) -> None:
 
 
 def as_list(value: str | Sequence[str]) -> list[str]:
-  """Returns a text as a list of it, and a list as it is."""
+  """Returns a list; a text becomes a list of one."""
   return [value] if isinstance(value, str) else list(value)

@@ -1,4 +1,4 @@
-"""Zero-shot evaluation: each example is scored or continued, and counts once."""
+"""Zero-shot evaluation: scores or continues each example once."""
 
 import dataclasses
 import json
@@ -103,7 +103,7 @@ class ZeroShot:
     )
 
   def set_params(self, params: PyTree | None) -> None:
-    """Evaluates other parameters from now on; None: none, to make room for others."""
+    """Sets the parameters to evaluate; None frees them."""
     self._score.params = params
     self._write.set_params(params)
 
@@ -194,7 +194,7 @@ class ZeroShot:
 def contexts_of(
   inference: TextModel, adds_bos: bool | None = None, prefix: int | None = None
 ) -> Contexts:
-  """Returns what encodes contexts and continuations for a model.
+  """Returns the encoder of contexts and continuations for a model.
 
   Args:
     adds_bos: Whether a text begins with BOS; None: as the model and its tokenizer say.

@@ -1,1 +1,1 @@
-"""The engine that generates, and the model of a checkpoint that it generates with."""
+"""The generation engine, and models loaded from checkpoints."""

@@ -1,4 +1,4 @@
-"""The keys and values that a model keeps of the tokens of each row.
+"""The cached keys and values of each row's tokens.
 
 The cache is a flat dictionary of arrays, […, S, H], with S slots for the tokens of a row. Layers
 without keys have states instead, whose size does not depend on the tokens. Layers that are repeated

@@ -1,4 +1,4 @@
-"""The options of commands that run the model of a checkpoint."""
+"""Options of commands that run the model of a checkpoint."""
 
 from paxlite.cli.parser import Parser, stored
 

@@ -1,4 +1,4 @@
-"""Parts of the prompts of several jobs, as the arrays of one call."""
+"""Prompt parts of several jobs, as the arrays of one call."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The limits of an engine, which refuses other requests before they enter."""
+"""The limits of an engine, by which it refuses requests before they enter."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Fused projections: products of one input with several frozen weights as one product.
+"""Fused projections: one product of an input with several frozen weights.
 
 A product of few rows takes as long as its weight takes to be read. A weight [D, …] whose product
 sums over D is read at the full bandwidth of the memory. Several small weights are not. XLA first

@@ -94,7 +94,7 @@ _UP = _Kind(('ffn_layer1_gate', 'ffn_layer1'), ('embed', None, 'mlp'))
 
 
 class FusedProjections:
-  """Which projections of a model are fused, and how its parameters follow.
+  """The fused projections of a model, and the conversion of its parameters.
 
   Layers of other classes stay as they are, subclasses too. Of the layers of paxlite, queries, keys
   and values stay apart if devices do not share the key heads evenly. One of the three kinds stays

@@ -1,4 +1,4 @@
-"""Grammars that say which tokens may come next, by the package llguidance (the extra serve)."""
+"""Grammars of the allowed next tokens, by the package llguidance (the extra serve)."""
 
 import functools
 import json

@@ -98,7 +98,7 @@ class Job:
 
   @property
   def num_left(self) -> int:
-    """How many tokens may still come."""
+    """The remaining number of tokens."""
     return self.request.max_tokens - len(self._ids)
 
   def admit(self, row: int, source: int, shared: int, number: int) -> None:
@@ -134,7 +134,7 @@ class Job:
     )  # fmt: skip
 
   def was_read(self, part: PromptPart, scores: Sequence[TokenScore]) -> None:
-    """Is told that a part is in the cache.
+    """Records that a part is in the cache.
 
     Args:
       scores: Of the tokens after its places.
@@ -148,7 +148,7 @@ class Job:
         self.end('length')
 
   def wrote(self, token: int, score: TokenScore) -> None:
-    """Is told the next token of the answer."""
+    """Appends the next token of the answer."""
     self._scores.append(score)
     if token in self.request.ends:
       self._end = token
@@ -197,7 +197,7 @@ class Job:
     self.end('cancelled')
 
   def end(self, finish: Finish) -> None:
-    """Ends the job with what there is."""
+    """Ends the job with the tokens so far."""
     parts: list[str] = []
     if self._text is not None:
       self._text.close()

@@ -1,4 +1,4 @@
-"""The options of several requests as arrays for one program."""
+"""The options of several requests, as arrays for one program."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -72,7 +72,7 @@ class Chunk(NamedTuple):
 
 
 class DecodeLimits(NamedTuple):
-  """How far a call generates B rows."""
+  """The limits of a call that generates B rows."""
 
   steps: Any  # the most steps, []
   until_one_ends: Any  # whether it ends when a row has ended, [] bool
@@ -174,7 +174,7 @@ class Programs:
   most_drafts: int = 0  # of a step
 
   def no_drafts(self, rows: int) -> DraftState | None:
-    """Returns what empty rows have beyond their latest tokens."""
+    """Returns the draft state of empty rows."""
     return None
 
   def _read_drafts(

@@ -21,7 +21,7 @@ class Grammar(Protocol):
     ...
 
   def accept(self, token: int) -> None:
-    """Is told which token was chosen."""
+    """Records the chosen token."""
     ...
 
   @property
@@ -31,7 +31,7 @@ class Grammar(Protocol):
 
   @property
   def is_complete(self) -> bool:
-    """Whether nothing can follow."""
+    """Whether no token can follow."""
     ...
 
 

@@ -1,4 +1,4 @@
-"""Continues prompts with the parameters of a run that is being trained."""
+"""Samples from a run's parameters during training."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _MOST_TOKENS = 100
 
 
 def callbacks(run: Run, trainer: Trainer) -> list[Callback]:
-  """Returns what continues the prompts of a run while it trains, and after it; see sampler_of."""
+  """Returns the callbacks that continue a run's prompts during and after training."""
   e = noting(run, trainer.data.input).experiment
   if run.read_only or not isinstance(e, LanguageModel):
     return []
@@ -46,7 +46,7 @@ def callbacks(run: Run, trainer: Trainer) -> list[Callback]:
 
 
 def sampler_of(e: LanguageModel, task: ShardedTask, data: Input) -> 'Sampler | None':
-  """Returns what continues the prompts of an experiment; None if its model cannot.
+  """Returns the sampler of an experiment; None if its model cannot generate.
 
   Raises UserError if there is no tokenizer, no chat template, or a prompt is too long.
 

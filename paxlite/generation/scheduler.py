@@ -1,4 +1,4 @@
-"""Which job has which row of the KV cache, and which rows hold prefixes of other prompts."""
+"""Assigns jobs to rows of the KV cache, and finds rows that hold prefixes of other prompts."""
 
 import collections
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Scheduler:
     self._jobs = [None] * rows
 
   def admit(self, queue: collections.deque[Job], most: int) -> None:
-    """Gives rows to the first jobs of a queue, in their order, as far as there are rows.
+    """Assigns free rows to the first jobs of a queue, in order.
 
     A job waits while a row is being read whose prompt begins in the same way.
 

@@ -1,4 +1,4 @@
-"""Drafts: tokens that are proposed, which the model checks while it makes the next one.
+"""Speculative decoding: drafts are proposed tokens, which a step checks and continues.
 
 This is speculative decoding (https://arxiv.org/abs/2211.17192) without a second model. A step
 computes the latest token of a row and its drafts together. The token after the latest one is chosen

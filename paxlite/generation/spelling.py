@@ -1,4 +1,4 @@
-"""Converts single tokens to the text that they add to the text before.
+"""Converts tokens one by one to the text that each adds.
 
 A tokenizer decodes whole texts. Those of SentencePiece's kind drop the first space of a text, and a
 character may be several tokens. So the text of a token is what it adds: decode(before + token)

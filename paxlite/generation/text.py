@@ -1,4 +1,4 @@
-"""The text of an answer while it is generated, and the texts that end it."""
+"""The text of an answer during generation, and its stop texts."""
 
 import functools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The tokens that a program has chosen, as numbers of Python."""
+"""The chosen tokens of a program, as Python numbers."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from paxlite.generation.sampling import SampledTokens
 
 
 class ScoredTokens:
-  """Tokens with their log-probabilities. To read elements of arrays one by one would be slower.
+  """Tokens with their log-probabilities; faster than reading array elements one by one.
 
   Args:
     chosen: Arrays of numpy, [B, …] or [B, T, …].

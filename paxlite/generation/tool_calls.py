@@ -1,4 +1,4 @@
-"""The calls of functions in the text of an answer, in the forms that models write them."""
+"""Parses function calls in an answer, in the forms that models write."""
 
 import json
 import secrets
@@ -15,7 +15,7 @@ Span = tuple[int, int]
 
 
 def parted(parts: Sequence[str], tools: Collection[str]) -> tuple[str, list[JsonObject]]:
-  """Returns an answer without its calls and special tokens, and the calls in OpenAI's form.
+  """Returns an answer without calls and special tokens, and the calls in OpenAI's format.
 
   Models of Qwen, Hermes and others write <tool_call>{"name": …, "arguments": {…}}</tool_call>.
   Llama writes {"name": …, "parameters": {…}} as the whole answer. What is no call of a tool of the

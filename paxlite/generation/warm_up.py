@@ -1,4 +1,4 @@
-"""Compiles the programs of an engine before it has requests, as for a server."""
+"""Compiles the programs of an engine before its first request, as for a server."""
 
 import dataclasses
 

@@ -1,1 +1,1 @@
-"""Small models of an experiment's kind, and what they predict of the experiment."""
+"""Small models like an experiment's, which predict its loss."""

@@ -16,7 +16,7 @@ CONFIDENCE = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class LadderFit:
-  """The losses of a ladder's runs, and the law through them."""
+  """The losses of a ladder's runs, and the law fitted to them."""
 
   losses: Sequence[tuple[Rung, float]]  # the rungs, and the loss of each
   asked: Size  # the size that the ladder was asked about
@@ -38,12 +38,12 @@ class LadderFit:
     return statistics.fmean(x for r, x in self.losses if (r.size, r.rate) == (size, rate))
 
   def best_rate(self, size: Size) -> float:
-    """The factor with which a size has the lowest loss."""
+    """The learning-rate factor with the lowest loss for a size."""
     return min(self.rates, key=lambda rate: self.mean(size, rate))
 
   @property
   def rate(self) -> float:
-    """The factor with which all sizes together have the lowest losses.
+    """The learning-rate factor with the lowest losses over all sizes.
 
     Raises:
       UserError: With each factor, the loss of some size was not finite.
@@ -72,7 +72,7 @@ class LadderFit:
 
   @property
   def check(self) -> tuple[Size, float, Prediction] | None:
-    """The largest size, its loss, and what the law of all others says of it.
+    """The largest size, its loss, and its prediction by the law of all others.
 
     None if the others are too few for a law.
     """

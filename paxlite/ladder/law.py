@@ -1,4 +1,4 @@
-"""The loss as a function of the size of a model, with what is not known about it.
+"""The loss as a function of model size, with its uncertainty.
 
 The law is L(N) = E + A · N^−α (https://arxiv.org/abs/2203.15556, with one number of tokens for all
 sizes). For a given α it is a line in N^−α through the mean losses of the sizes. Its least squares,
@@ -109,7 +109,7 @@ class ScalingLaw:
     return float(scale * self.sizes.min() ** alpha), float(first - scale)
 
   def predict(self, size: float, confidence: float = 0.9) -> Prediction:
-    """Returns what the loss of one model of a size will be.
+    """Returns the predicted loss of one model of a size.
 
     Args:
       size: Its number of parameters.

@@ -1,4 +1,4 @@
-"""The small models of a ladder: which runs they are, and what these have reached."""
+"""The small models of a ladder: their runs and their losses."""
 
 import dataclasses
 import math
@@ -80,7 +80,7 @@ class Rung:
 
 
 def needed(experiment: LanguageModel, values: Mapping[str, object]) -> dict[str, object]:
-  """Returns the values that an experiment does not have without them, beside the others."""
+  """Returns the values that differ from an experiment's defaults, given the others."""
   found = dict(values)
   for name, value in values.items():
     rest = {other: x for other, x in found.items() if other != name}
@@ -90,7 +90,7 @@ def needed(experiment: LanguageModel, values: Mapping[str, object]) -> dict[str,
 
 
 def words(given: Mapping[str, str], values: Mapping[str, object]) -> list[str]:
-  """Returns arguments NAME=VALUE of what a user has given, and of values that come before it."""
+  """Returns NAME=VALUE arguments of the user's values, after those that they override."""
   return [f'{name}={_text(value)}' for name, value in {**given, **values}.items()]
 
 
@@ -99,7 +99,7 @@ def _text(value: object) -> str:
 
 
 def check(experiment: LanguageModel) -> None:
-  """Raises UserError if an experiment cannot have a ladder."""
+  """Raises UserError if ladders do not support an experiment."""
   sizes.check(experiment)
   transfer.check(experiment)
   if not experiment.eval_inputs():

@@ -1,4 +1,4 @@
-"""Sizes of a model: its width and its depth, and the attributes that follow from them."""
+"""Model sizes (width and depth), and the attributes that follow from them."""
 
 import dataclasses
 import math
@@ -44,7 +44,7 @@ class Size:
 
   @classmethod
   def parsed(cls, text: str) -> Self:
-    """Returns the size that a text such as 64x2 states; UserError if it has another form."""
+    """Parses a size such as 64x2; raises UserError."""
     found = re.fullmatch(r'([1-9]\d*)[x×]([1-9]\d*)', text.strip())
     if found is None:
       raise UserError(f'{text!r} must be WIDTHxLAYERS, such as 64x2')
@@ -60,7 +60,7 @@ class Size:
 
 
 def check(experiment: LanguageModel) -> None:
-  """Raises UserError if an experiment has widths that are not known to grow with the model's."""
+  """Raises UserError if an experiment has widths that the rules do not scale."""
   values, types = experiment.values(), attribute_types(type(experiment))
   others = [
     f'{name}={value}'
@@ -75,13 +75,13 @@ def check(experiment: LanguageModel) -> None:
 
 
 def step_of_widths(experiment: LanguageModel) -> int:
-  """Returns the smallest width that has whole groups of heads; all widths are multiples of it."""
+  """Returns the smallest width with whole groups of heads; all widths are its multiples."""
   groups = math.gcd(experiment.NUM_HEADS, experiment.NUM_KV_HEADS)
   return experiment.MODEL_DIMS // math.gcd(experiment.MODEL_DIMS, groups)
 
 
 def values_of(experiment: LanguageModel, size: Size) -> dict[str, int]:
-  """Returns the values of the attributes that make an experiment a model of another size.
+  """Returns the attribute values that give an experiment another size.
 
   Heads keep their width, so that there are fewer or more of them. All other widths keep their ratio
   to MODEL_DIMS. Raises UserError if the width is no multiple of `step_of_widths`.

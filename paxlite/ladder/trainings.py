@@ -37,7 +37,7 @@ def trained(rungs: Sequence[Rung], say: Callable[[str], None]) -> Iterator[tuple
 
 
 def _train(rung: Rung) -> str:
-  """Trains a run; returns what went wrong, or ''."""
+  """Trains a run; returns an error, or ''."""
   rung.folder.parent.mkdir(parents=True, exist_ok=True)
   log = _log(rung)
   begin = log.stat().st_size if log.is_file() else 0

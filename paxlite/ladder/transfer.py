@@ -47,7 +47,7 @@ _BY_MATRIX = {'muon', 'normuon'}
 
 
 def check(experiment: LanguageModel) -> None:
-  """Raises UserError if the rules do not hold for what an experiment trains, or how."""
+  """Raises UserError if the rules do not cover an experiment's variables or optimizer."""
   name = type(experiment).__name__
   if experiment.OPTIMIZER not in _BY_ENTRY | _BY_MATRIX:
     raise UserError(
@@ -69,7 +69,7 @@ def check(experiment: LanguageModel) -> None:
 
 
 def base_of(experiment: LanguageModel, of_sizes: Iterable[Size]) -> Size:
-  """Returns the size for which the values of an experiment are, where a user has not said it.
+  """Returns the default base size, for which an experiment's values were chosen.
 
   Its width is the experiment's. A RESIDUAL_FACTOR of 1 is for the least deep model of its kind, so
   that deeper ones have less. Any other is for the experiment's own depth. If all sizes have one
@@ -98,7 +98,7 @@ def check_depths(experiment: LanguageModel, of_sizes: Iterable[Size]) -> None:
 
 
 def values_of(experiment: LanguageModel, size: Size, base: Size) -> dict[str, object]:
-  """Returns the values of all attributes that an experiment has at another size.
+  """Returns the values of all scaled attributes at another size.
 
   Raises UserError if the experiment has no such size.
 

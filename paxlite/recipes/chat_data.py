@@ -57,7 +57,7 @@ def exact(record: Mapping[str, str], answer: str) -> float:
 
 
 def use(a: int, b: int) -> str:
-  """Returns what a sum is for: 'asked' in evaluations, 'rewarded' only, or 'shown' with its answer.
+  """Returns a sum's split: 'asked' in evaluations, 'rewarded' only, or 'shown' with its answer.
 
   a + b and b + a have one use.
   """
@@ -102,7 +102,7 @@ def _paragraphs(draw: random.Random, count: int) -> Iterator[str]:
 
 
 def _call(draw: random.Random) -> tuple[str, str, str]:
-  """Returns a question that needs the calculator, what it is asked, and what it answers."""
+  """Returns a question for the calculator, the call, and its result."""
   a, b = draw.randint(100, 999), draw.randint(10, 99)
   sign, word, found = draw.choice([('*', 'times', a * b), ('-', 'minus', a - b)])
   return f'What is {a} {word} {b}?', f'{a} {sign} {b}', str(found)
@@ -117,7 +117,7 @@ def _answer(text: str) -> JsonObject:
 
 
 def _chat(draw: random.Random, lines: Sequence[str]) -> JsonObject:
-  """Returns a sum, a fact, a line of a text and the next one, or a call of the calculator."""
+  """Returns a chat: a sum, a fact, a line of a text and its next line, or a calculator call."""
   kind = draw.random()
   if kind < 0.5:
     a, b = _sum(draw, 'shown')
@@ -172,7 +172,7 @@ def _asked_call(draw: random.Random) -> dict[str, str]:
 
 
 def _prompt(draw: random.Random) -> JsonObject:
-  """Returns a sum that no evaluation asks, or a question for the calculator."""
+  """Returns a prompt: a sum that is not evaluated, or a question for the calculator."""
   if draw.random() < 0.75:
     asked = _asked(*_sum(draw, 'shown', 'rewarded'))
     return {'messages': [_user(asked['text'])], 'answer': asked['answer']}
@@ -253,7 +253,7 @@ def write_tokenizer(
 
 
 def _shown(source: str) -> Iterator[str]:
-  """Yields the texts of a source but for those that are held out of training."""
+  """Yields the training texts of a source, without the held-out ones."""
   from paxlite.data.held_out import is_held_out, text_identity
   from paxlite.data.records import read_records, text_of
   from paxlite.data.text import split_blocks
@@ -270,7 +270,7 @@ def _shown(source: str) -> Iterator[str]:
 
 
 def _first(texts: Iterator[str], characters: int) -> Iterator[str]:
-  """Yields texts until they have so many characters."""
+  """Yields texts up to a total number of characters."""
   for text in texts:
     yield text
     if (characters := characters - len(text)) <= 0:

@@ -135,7 +135,7 @@ def _with_hours(
 
 
 def module_of(given: str) -> str:
-  """Returns the dotted name of the module of a recipe, which a file or a name names."""
+  """Returns the dotted module name of a recipe file or of a bundled recipe."""
   known = [found.name for found in pkgutil.iter_modules(bundled.__path__)]
   if given in known:
     return f'{bundled.__name__}.{given}'
@@ -169,7 +169,7 @@ def recipe_in(module: str) -> Recipe:
 def _check_disk(
   folder: pathlib.Path, needs: Mapping[str, 'Needs'], statuses: Mapping[str, 'Status']
 ) -> None:
-  """Raises UserError if the checkpoints of the stages that run do not fit on the disk."""
+  """Raises UserError if the disk has no space for the checkpoints of the stages to run."""
   wanted = sum(x.bytes for name, x in needs.items() if statuses[name].state != 'done')
   here = next(p for p in (folder, *folder.parents) if p.exists())
   free = shutil.disk_usage(here).free
@@ -188,7 +188,7 @@ def _run(
   processes: 'Processes',
   module: str,
 ) -> None:
-  """Runs a stage to its end, from where it is."""
+  """Runs or continues a stage to its end."""
   from paxlite.recipes.experiments import values_of
   from paxlite.recipes.processes import wait_until_free
 
@@ -221,7 +221,7 @@ def _make(recipe: Recipe, stage: Files, place: 'RecipeFolder', processes: 'Proce
 
 
 def _finished(processes: 'Processes', name: str, arguments: Sequence[str]) -> None:
-  """Runs a command of a stage; ends this process with its exit code if that is not 0."""
+  """Runs a stage's command; exits with its exit code unless that is 0."""
   code = processes.run(arguments)
   if code == EXIT_AGAIN:
     raise Interrupted(f'stage {name} was asked to leave')
@@ -231,7 +231,7 @@ def _finished(processes: 'Processes', name: str, arguments: Sequence[str]) -> No
 
 
 def _check_holds(recipe: Recipe, name: str, folder: pathlib.Path) -> None:
-  """Raises TrainingError if what must hold at the end of a stage does not."""
+  """Raises TrainingError if a stage does not meet the condition at its end."""
   from paxlite.recipes.results import unmet
 
   stage = recipe.stages[name]

@@ -31,7 +31,7 @@ _AVERAGED, _AVERAGED_EXPONENT = 1.084, -0.527
 
 
 class ChatByDepth(ResidualFactor, EmbeddingFactors, MuonRecipe, GPT126M, subject='One dial'):
-  """A chat model of which DEPTH decides all; each value can still be stated."""
+  """A chat model whose other values follow from DEPTH unless they are set."""
 
   DEPTH: Shape[Count] = 4  # number of layers, from which the other values follow
 
@@ -79,13 +79,13 @@ class ChatByDepth(ResidualFactor, EmbeddingFactors, MuonRecipe, GPT126M, subject
 
   @property
   def _parameters(self) -> int:
-    """Those of all products; biases and norms are left out."""
+    """The parameters of all matrices, without biases and norms."""
     a_layer = 4 * self.NUM_HEADS * self.DIMS_PER_HEAD + 2 * self.HIDDEN_DIMS
     return self.MODEL_DIMS * (self.NUM_LAYERS * a_layer + self.VOCAB_SIZE)
 
   @property
   def _batch_tokens(self) -> int:
-    """A power of two; each device then has as many whole sequences, and at least one."""
+    """The tokens of the best batch, a power of two."""
     tokens = self.TRAIN_TOKENS
     best = min(_BATCH * math.pow(tokens, _BATCH_EXPONENT), tokens / _FEWEST_STEPS)
     return max(_SMALLEST_BATCH, 1 << int(math.log2(max(1, best))))

@@ -81,7 +81,7 @@ def built(recipe: Recipe, folder: pathlib.Path) -> dict[str, Experiment]:
 
 
 def _facts(path: str, e: Experiment) -> WeightsFacts:
-  """Returns what will be known of the weights that an experiment leaves at a path."""
+  """Returns the facts about the weights that an experiment will write to a path."""
   tokenizer = e.tokenizer_path or e.facts_of(e.CHECKPOINT_RESTORE_PATH).tokenizer
   return WeightsFacts(path, full_name(type(e)), e.values(), tokenizer)
 
@@ -115,7 +115,7 @@ def _same_tokens(one: str, two: str) -> bool:
 
 
 def files_of(e: Experiment, folder: pathlib.Path) -> list[str]:
-  """Returns the files and folders on this machine that an experiment reads, but those of stages.
+  """Returns the local files and folders that an experiment reads, without those of stages.
 
   Raises UserError if one is missing.
   """
@@ -145,7 +145,7 @@ def _is_elsewhere(path: str) -> bool:
 
 
 def needs_of(e: Experiment) -> Needs:
-  """Returns what training an experiment takes; nothing is allocated."""
+  """Returns the cost of training an experiment, without allocating anything."""
   task: Task = fdl.build(e.build_task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))
   state = meta.unbox(boxed)

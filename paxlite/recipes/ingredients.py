@@ -38,7 +38,7 @@ _NEUTRAL = {
 def ingredients(
   recipe: Recipe, name: str, e: Experiment | None, folder: pathlib.Path, before: JsonObject
 ) -> JsonObject:
-  """Returns what decides what a stage makes, but for the stages that it needs.
+  """Returns the inputs that determine a stage's result, without the stages that it needs.
 
   Args:
     name: The stage.
@@ -70,7 +70,7 @@ def ingredients(
 
 
 def differences(now: JsonObject, before: JsonObject) -> list[str]:
-  """Returns texts on what differs in what a stage is made of."""
+  """Returns descriptions of the differences between two sets of a stage's inputs."""
   one, two = now['values'], before['values']
   found = [f'{k} {_short(two.get(k))} → {_short(one.get(k))}' for k in _differing(one, two)]
   found += [f'the code of {name}' for name in _differing(now['code'], before['code'])]
@@ -79,7 +79,7 @@ def differences(now: JsonObject, before: JsonObject) -> list[str]:
 
 
 def code_of_run(e: Experiment, folder: pathlib.Path) -> list[str]:
-  """Returns texts on the code that differs from that with which a run in a folder began."""
+  """Returns descriptions of code changes since the run in a folder began."""
   try:
     return changes(e, folder)
   except UserError as error:
@@ -87,7 +87,7 @@ def code_of_run(e: Experiment, folder: pathlib.Path) -> list[str]:
 
 
 def outcome(stage: AnyStage, folder: pathlib.Path) -> str | None:
-  """Returns what identifies what a stage has left in its folder; None if that is nothing.
+  """Returns a fingerprint of a stage's output folder; None if it is empty.
 
   It is the last step and a checksum of the arrays of its checkpoint, or a checksum of all files.
   """
@@ -110,7 +110,7 @@ def _named(stage: Files) -> object:
 
 
 def _code_of(stage: Files) -> dict[str, str]:
-  """Returns fingerprints of a function, and of what it uses; of paxlite's, that of its module."""
+  """Returns fingerprints of a function and its dependencies; for paxlite's code, of the module."""
   if not callable(stage.makes):
     return {}
   file = getattr(sys.modules.get(stage.makes.__module__), '__file__', None) or '<'

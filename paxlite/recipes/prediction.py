@@ -1,4 +1,4 @@
-"""Hours and cost of the stages of a recipe on a machine: from the compiler, or from steps here."""
+"""Hours and cost of a recipe's stages on a machine, from the compiler or from measured steps."""
 
 import math
 import os
@@ -18,7 +18,7 @@ NOTE = (
 
 
 def price_of(text: str) -> float:
-  """Returns the dollars of an hour of a device that a text states; raises UserError."""
+  """Parses the dollars per device hour; raises UserError."""
   try:
     price = float(text)
   except ValueError:
@@ -29,7 +29,7 @@ def price_of(text: str) -> float:
 
 
 def target_of(name: str) -> 'Target':
-  """Returns the machine of a name, ready to compile for; call this before JAX is imported."""
+  """Returns the named machine and prepares compiling for it; call before importing JAX."""
   from paxlite.aot import targets
 
   if name != 'here':
@@ -74,7 +74,7 @@ def hours_of(e: 'Experiment', target: 'Target', stage: str) -> float | None:
 
 
 def cells(hours: float | None, target: 'Target', price: float | None) -> list[str]:
-  """Returns the hours and the dollars as texts; without a price, the latter are ''."""
+  """Returns the hours and dollars as text; without a price, the dollars are ''."""
   if hours is None:
     return ['?', '?']
   dollars = '' if price is None else f'{hours * target.devices * price:,.2f}'

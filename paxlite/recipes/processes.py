@@ -19,7 +19,7 @@ _WAIT_SECONDS = 120  # for a run that saves because the recipe that had started 
 
 
 class Processes:
-  """Starts a process after another; a signal goes to the one that runs, or ends the recipe."""
+  """Runs processes in turn; a signal goes to the running one, or ends the recipe."""
 
   def __init__(self) -> None:
     self._process: subprocess.Popen[bytes] | None = None
@@ -27,7 +27,7 @@ class Processes:
 
   @contextlib.contextmanager
   def listening(self) -> Iterator[None]:
-    """A context in which signals are passed on; Interrupted is raised where nothing runs."""
+    """A context that passes signals on, or raises Interrupted if no process runs."""
     before = signal.set_wakeup_fd(-1)  # whose thread would not wait for a run that saves
     handlers = {number: signal.signal(number, self._receive) for number in _SIGNALS}
     try:
@@ -65,7 +65,7 @@ class Processes:
 
 
 def wait_until_free(folder: pathlib.Path) -> None:
-  """Waits for a run in a folder that still saves; raises UserError if it goes on."""
+  """Waits for a run that is still saving in a folder; raises UserError if it keeps running."""
   end = time.monotonic() + _WAIT_SECONDS
   while True:
     lock = FolderLock(folder)

@@ -64,7 +64,7 @@ class Files:
 
   @property
   def command(self) -> list[str]:
-    """The arguments of its paxlite command; [] of one with a function."""
+    """The arguments of its paxlite command; [] if it has a function."""
     return [] if callable(self.makes) else [*self.makes]
 
   def changed(self, name: str, text: str) -> 'Files':
@@ -159,14 +159,14 @@ class Recipe:
       raise UserError('the recipe has no stages')
 
   def needs(self, name: str) -> list[str]:
-    """Returns the names of the stages that a stage uses, and its own if it names that."""
+    """Returns the names of the stages whose folders a stage uses, possibly its own."""
     stage = self.stages[name]
     texts = [*_texts(stage.values), *(stage.command if isinstance(stage, Files) else ())]
     found = [*filter(None, [stage.starts_from]), *(x for t in texts for x in _REFERENCE.findall(t))]
     return [*dict.fromkeys(found)]
 
   def named(self, name: str, flag: str) -> AnyStage:
-    """Returns the stage of a name; raises UserError if it does not exist."""
+    """Returns the named stage; raises UserError if it does not exist."""
     if name not in self.stages:
       raise UserError(f'{flag}: no stage {name}. {_meant(name, self.stages)}')
     return self.stages[name]
@@ -185,7 +185,7 @@ class Recipe:
 
 
 def placed(value: Any, folders: Mapping[str, str]) -> Any:
-  """Returns a value with the folders of stages in place of their names in braces."""
+  """Replaces the names of stages in braces by their folders."""
   if isinstance(value, str):
     found = _REFERENCE.sub(lambda m: folders[m[1]], value)
     return Stated(found) if isinstance(value, Stated) else found

@@ -1,4 +1,4 @@
-"""How far a recipe is: recipe.json in its folder, and which stages are still to be run."""
+"""The progress of a recipe: recipe.json in its folder, and the stages still to run."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ _KEYS = {'values', 'code', 'files', 'needed', 'outcome'}  # of a stage
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-  """Where a stage is."""
+  """The state of a stage."""
 
   state: Literal['done', 'continues', 'runs', 'runs again']
   reasons: tuple[str, ...]  # why it runs again
@@ -35,7 +35,7 @@ class Status:
 
 
 class RecipeFolder:
-  """The folder of a recipe, and what it says of the stages.
+  """The folder of a recipe, with the records of its stages.
 
   Raises UserError if the folder is that of another recipe, or of something else.
 
@@ -67,7 +67,7 @@ class RecipeFolder:
   def statuses(
     self, names: Collection[str], experiments: Mapping[str, Experiment]
   ) -> dict[str, Status]:
-    """Returns where these stages are, in the order of the recipe.
+    """Returns the states of these stages, in the order of the recipe.
 
     A stage whose values, code or data have changed runs again, and so does each one that needs it.
     """
@@ -98,7 +98,7 @@ class RecipeFolder:
     return found
 
   def begin(self, statuses: Mapping[str, Status]) -> list[str]:
-    """Moves aside what stages have left that run again; returns sentences."""
+    """Moves the old folders of stages that run again aside; returns sentences about this."""
     said = []
     for name, status in statuses.items():
       if status.state != 'runs again':
@@ -111,13 +111,13 @@ class RecipeFolder:
     return said
 
   def starts(self, name: str, made_of: JsonObject) -> None:
-    """Notes that a stage starts or continues."""
+    """Records that a stage starts or continues."""
     needed = {n: self._entries[n]['outcome'] for n in self._needed(name)}
     self._entries[name] = {**made_of, 'needed': needed, 'outcome': None}
     self._write()
 
   def ends(self, name: str) -> None:
-    """Notes that a stage is done; raises UserError if it has left nothing."""
+    """Records that a stage is done; raises UserError if its folder is empty."""
     stage = self._recipe.stages[name]
     left = outcome(stage, self.folder / name)
     if left is None:

@@ -12,7 +12,7 @@ _ERROR = '_stderr'
 
 
 def unmet(stage: Stage, folder: pathlib.Path) -> str:
-  """Returns what does not hold at the end of a stage; '' if nothing is wrong."""
+  """Returns the failed condition at the end of a stage; '' if there is none."""
   condition = stage.condition
   if condition is None:
     return ''
@@ -59,7 +59,7 @@ def _evaluated(folder: pathlib.Path) -> tuple[dict[str, JsonObject], dict[str, J
 
 
 def _metrics(record: JsonObject) -> dict[str, float]:
-  """Returns what the table shows of an evaluation."""
+  """Returns the metrics of an evaluation for the table."""
   values = {k: x for k, v in record.items() if (x := number(v)) is not None}
   if 'bits_per_byte' in values:
     return {'nats per byte': values['bits_per_byte'] * math.log(2)}

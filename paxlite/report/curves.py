@@ -70,7 +70,7 @@ def svg(title: str, x_label: str, series: Mapping[str, Points]) -> str:
 
 
 def sheet(pictures: Sequence[str]) -> str:
-  """Returns one picture of several that `svg` has drawn, one below the other."""
+  """Returns one picture with several pictures of `svg` below each other."""
   if len(pictures) == 1:
     return pictures[0]
   place = lambda i: f'<svg y="{i * _HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" '

@@ -1,4 +1,4 @@
-"""Episodes of rollouts in an order that shows how a model gets its rewards.
+"""Episodes of rollouts, sorted to show how a model earns its rewards.
 
 A model that games a reward is seen at the ends of these orders: the best rewarded answers, the
 longest and shortest, those that are new or that only repeat, and one prompt over the steps.
@@ -20,7 +20,7 @@ _HEADER = ['run', 'step', 'reward', 'characters', 'new', 'prompt', 'answer']
 
 
 class Seen(NamedTuple):
-  """An episode with what it is sorted by.
+  """An episode with its sort keys.
 
   Attributes:
     run: The name of its run.
@@ -65,7 +65,7 @@ def seen(run: RunRecords) -> list[Seen]:
 
 
 def answers(record: JsonObject) -> list[str]:
-  """Returns what the model has said in an episode."""
+  """Returns the model's answers in an episode."""
   said = record.get('answer')
   messages = [m for m in said if isinstance(m, dict)] if isinstance(said, list) else []
   return [str(m.get('content', '')) for m in messages if m.get('role') == 'assistant']

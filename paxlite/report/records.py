@@ -1,4 +1,4 @@
-"""Reads what a run has left in its folder."""
+"""Reads the records in a run folder."""
 
 import bisect
 import dataclasses
@@ -59,7 +59,7 @@ class RunRecords:
 
   @functools.cached_property
   def samples(self) -> list[JsonObject]:
-    """The texts that the model has generated: a step, a prompt and a text."""
+    """The model's samples: a step, a prompt and a text."""
     return list(read_records(self.folder / SampleRecords.name))
 
   @functools.cached_property
@@ -175,7 +175,7 @@ class RunRecords:
     return list(found)
 
   def read(self, name: str) -> JsonObject:
-    """Returns what a JSON file of the folder holds; {} if it cannot be read."""
+    """Returns the contents of a JSON file of the folder; {} if it cannot be read."""
     path = self.folder / name
     try:
       return read_object(path) if path.is_file() else {}
@@ -202,7 +202,7 @@ def read_runs(folders: Sequence[str]) -> list[RunRecords]:
 
 
 def thinned(points: Points, most: int) -> Points:
-  """Returns at most `most` points, which keep the smallest and largest value of each interval."""
+  """Returns at most `most` points, with the smallest and largest value of each interval."""
   if len(points) <= most:
     return points
   size = math.ceil(2 * len(points) / most)

@@ -18,7 +18,7 @@ _EPISODES = 32  # of a run: the last ones
 
 
 def summary(runs: Sequence[RunRecords]) -> Table:
-  """Returns a row for each run: where it is, what it cost, and its last numbers."""
+  """Returns a row for each run: its progress, its cost, and its last metrics."""
   header = ['run', 'experiment', 'step', 'loss', 'tokens', 'hours', 'goodput', 'starts', 'devices']
   rows = []
   for run in runs:
@@ -76,7 +76,7 @@ def differences(runs: Sequence[RunRecords]) -> Table:
 
 
 def episodes(runs: Sequence[RunRecords]) -> Table:
-  """Returns a row for each of the last episodes of rollouts that the runs have kept."""
+  """Returns a row for each of the last recorded episodes of the runs."""
   rows = [
     [
       run.name,
@@ -140,7 +140,7 @@ def _markdown(table: Table) -> str:
 
 
 def _cell(text: str) -> str:
-  """Returns a text that neither ends a cell nor a row."""
+  """Escapes a text for a table cell."""
   return ' '.join(text.split()).replace('|', '\\|')
 
 

@@ -1,1 +1,1 @@
-"""The data of a run: its notes on them, and what `paxlite data` shows of them or leaves out."""
+"""The data of a run: recorded by the run, shown by `paxlite data`, and left out on request."""

@@ -1,4 +1,4 @@
-"""Does what `paxlite data RUN` asks for."""
+"""Runs `paxlite data RUN`."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _MOST_SPIKES = 5
 
 
 def show(args: argparse.Namespace, runs: Sequence[str]) -> None:
-  """Shows a step of a run, its counts, or how two runs compare.
+  """Shows a step of a run, its counts, or a comparison of two runs.
 
   Args:
     args: The arguments of `paxlite data`.

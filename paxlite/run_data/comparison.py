@@ -21,7 +21,7 @@ _SHOWN = 40  # tokens around the first difference
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """Where two batches differ first."""
+  """The first difference between two batches."""
 
   step: int
   what: str  # the array that differs, or 'shape'
@@ -48,7 +48,7 @@ class Comparison:
 
 
 def checksum(batch: Batch) -> int:
-  """Returns a CRC-32 of everything in a batch that training reads."""
+  """Returns a CRC-32 of the arrays of a batch."""
   found = 0
   for name in sorted(batch.keys() - {ORIGIN}):
     array = np.ascontiguousarray(batch[name])
@@ -74,7 +74,7 @@ def _vocabulary(tokenizer: Tokenizer | None) -> object:
 
 
 def compared(one: RunData, other: RunData) -> Comparison:
-  """Compares two runs over the steps that both have done.
+  """Compares two runs over the steps that both have completed.
 
   Raises:
     UserError: They have other tokenizers, or there is no such step, or the data cannot be read.
@@ -121,7 +121,7 @@ def _difference(step: int, one: Batch, other: Batch) -> Difference | None:
 
 
 def _seen(run: RunData, steps: int) -> tuple[collections.Counter[str], dict[str, int]] | None:
-  """Returns how many tokens of each document a run has seen, and when first; None: not known."""
+  """Returns how many tokens of each document a run has seen, and when first; None: unknown."""
   tokens: collections.Counter[str] = collections.Counter()
   first: dict[str, int] = {}
   names: dict[tuple[int, Key], str] = {}
@@ -157,7 +157,7 @@ def _compare_documents(one: RunData, other: RunData, found: Comparison) -> None:
 
 
 def lines(one: RunData, other: RunData, found: Comparison) -> Iterator[str]:
-  """Yields the lines that say how two runs compare."""
+  """Yields the lines of a comparison."""
   both = f'{one.place} and {other.place}'
   if found.difference is None:
     yield (
@@ -199,7 +199,7 @@ def _order(found: Comparison, one: RunData, other: RunData) -> Iterator[str]:
 
 
 def _around(run: RunData, step: int, row: int, position: int) -> Iterator[str]:
-  """Yields what a run was trained on at a position, and after it."""
+  """Yields the training text at a position and after it."""
   batch = run.batch(step)
   piece = next((p for p in pieces(batch, row) if p.start <= position < p.end), None)
   if piece is None:
@@ -212,7 +212,7 @@ def _around(run: RunData, step: int, row: int, position: int) -> Iterator[str]:
 
 
 def as_json(one: RunData, other: RunData, found: Comparison) -> JsonObject:
-  """Returns a comparison for machines."""
+  """Returns a comparison as JSON."""
   return {'runs': [one.place, other.place], 'same': found.difference is None} | dataclasses.asdict(
     found
   )

@@ -24,7 +24,7 @@ class Counts:
 
 
 def counted(run: RunData) -> Counts:
-  """Counts the documents in all steps that a run has done.
+  """Counts the documents in all completed steps of a run.
 
   Raises UserError if the data do not name their documents, or cannot be read.
   """
@@ -56,7 +56,7 @@ def counted(run: RunData) -> Counts:
 
 
 def lines(found: Counts) -> Iterator[str]:
-  """Yields the lines that say how often documents were seen."""
+  """Yields the lines of the counts."""
   times = sorted(found.times.values())
   every = times if not found.unseen else [*[0.0] * found.unseen, *times]
   yield f'Counted   {amount(len(times), "document")} in {amount(found.steps, "step")}'
@@ -77,7 +77,7 @@ def most_frequent(found: Counts) -> list[tuple[str, float]]:
 
 
 def as_json(found: Counts) -> JsonObject:
-  """Returns counts for machines."""
+  """Returns counts as JSON."""
   return {'steps': found.steps, 'never': found.unseen, 'times': found.times}
 
 

@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _show_prompts(e: 'Rows', num_examples: int) -> 'RefusedRecords':
-  """Shows prompts that the model answers; returns those that a run refuses."""
+  """Shows the prompts of rollouts; returns the refused ones."""
   import fiddle as fdl
   import numpy as np
 
@@ -126,7 +126,7 @@ def _show_prompts(e: 'Rows', num_examples: int) -> 'RefusedRecords':
 
 
 def _show_all(experiment: 'Experiment', num_examples: int) -> 'list[RefusedRecords]':
-  """Shows all data of an experiment; returns the records that a run refuses."""
+  """Shows all data of an experiment; returns the refused records."""
   oddities = _oddities(experiment)
   _print_block('Odd', oddities.lines() if oddities else [])
   if oddities and oddities.refused.is_all:
@@ -149,7 +149,7 @@ def _print_block(name: str, lines: Sequence[str]) -> None:
 def _refused(
   inputs: 'Sequence[RowInput | StreamInput]', oddities: 'Oddities | None'
 ) -> 'list[RefusedRecords]':
-  """Returns what cannot be read of examples for fine-tuning, or else of documents."""
+  """Returns the unreadable records of fine-tuning examples or documents."""
   from paxlite.data.example_rows import ExampleRows
 
   sources = [data.source for data in inputs]
@@ -164,7 +164,7 @@ def _is_run(name: str) -> bool:
 
 
 def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Experiment':
-  """Returns the experiment whose data are shown, with what the arguments change."""
+  """Returns the experiment whose data are shown, with the changes of the arguments."""
   if len(args.files) == 1 and _is_run(args.files[0]) and not args.fdl_config:
     return _of_run(args.files[0], overrides)
   from paxlite.experiments.registry import find

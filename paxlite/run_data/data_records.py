@@ -31,7 +31,7 @@ log = logging.getLogger('paxlite')
 
 
 def callbacks(run: Run, trainer: Trainer) -> list[Callback]:
-  """Returns what writes data.jsonl of a run."""
+  """Returns the callback that writes data.jsonl of a run."""
   changed = code_changes(run) if run.accept_changes else []
   is_first = jax.process_index() == 0
   return [DataRecords(run.folder, trainer.data, identity_of(run.experiment), is_first, changed)]

@@ -71,7 +71,7 @@ def _contents_of_stream(data: StreamInput) -> Contents:
 
 @dataclasses.dataclass(frozen=True)
 class _Measuring:
-  """A dataset that notes the lengths of its examples."""
+  """A dataset that records the lengths of its examples."""
 
   dataset: Examples
   lengths: list[int]
@@ -85,7 +85,7 @@ class _Measuring:
 
 
 def report(data: RowInput | StreamInput) -> list[str]:
-  """Returns lines on the lengths of examples or documents, on rows, and on what is left out."""
+  """Returns lines about the lengths of examples or documents, rows, and omissions."""
   found = contents_of(data)
   first = '' if found.is_whole else 'the first '
   if not len(found.lengths):
@@ -117,7 +117,7 @@ def report(data: RowInput | StreamInput) -> list[str]:
 
 
 def _left_out(source: ExampleRows) -> list[str]:
-  """Describes which examples are too long, and what happens to them."""
+  """Describes the examples that are too long, and their treatment."""
   lines = []
   if source.num_cut:
     lines.append(f'Cut       {amount(source.num_cut, source.noun)}, too long')

@@ -1,4 +1,4 @@
-"""Episodes that a run of rollouts has kept, as texts."""
+"""Recorded episodes of rollouts, as text."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -28,7 +28,7 @@ def worth(episode: JsonObject) -> str:
 
 
 def said(messages: Json) -> list[str]:
-  """Returns what was said, a text for each message: 'role: content'."""
+  """Returns a text for each message, 'role: content'."""
   if not isinstance(messages, Sequence) or isinstance(messages, str):
     return [f'prompt: {messages}']
   known = [m for m in messages if isinstance(m, Mapping)]

@@ -1,4 +1,4 @@
-"""Records that a run leaves out from some step on, named in a file: FILE:RECORD, a line each.
+"""Records that a run leaves out from a step on, listed in a file as FILE:RECORD lines.
 
 The places are those of error messages and of `paxlite data`. A file may have any of its names: two
 spellings of a record are one record, and a relative name may begin at another folder, where it is
@@ -35,7 +35,7 @@ _SHARD = re.compile(r'\[\d+\]$')  # of a dataset of several
 
 
 def without(data: Input, path: str, flag: str = '') -> Input:
-  """Makes an input leave the records out that a file names; returns the input.
+  """Makes an input leave out the records that a file names; returns the input.
 
   Args:
     flag: What messages call it; '': LEAVE_OUT.
@@ -85,7 +85,7 @@ def read(path: str) -> list[Place]:
 
 
 def key_of(place: Place) -> Key:
-  """Returns what identifies a record, whichever of its names its file is called by."""
+  """Returns the key of a record, the same for all names of its file."""
   return canonical(place.source), place.record
 
 

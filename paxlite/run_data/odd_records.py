@@ -1,4 +1,4 @@
-"""Counts records that are valid and that nobody is likely to have meant, for `paxlite data`."""
+"""Counts records that are valid but probably mistakes, for `paxlite data`."""
 
 import itertools
 import json
@@ -51,7 +51,7 @@ class Oddities:
     self.refused = RefusedRecords()
 
   def read(self, files: Sequence[str]) -> None:
-    """Looks at the first records of files, as many of each, so that copies of files are noticed."""
+    """Reads equally many first records of each file, so that copies of files are noticed."""
     most = -(-_MOST_RECORDS // max(1, len(files)))
     for place, raw in itertools.chain.from_iterable(
       itertools.islice(raw_records(file), most) for file in files
@@ -78,7 +78,7 @@ class Oddities:
     return [f'{self._counts[kind]:,} × {kind}; the first: {self._first[kind]}' for kind in kinds]
 
   def _found(self, place: str, record: Record) -> Iterator[tuple[str, str]]:
-    """Yields the kinds of what is odd in a record, with details."""
+    """Yields the kinds of oddities in a record, with details."""
     texts = list(texts_in(record.get(self._field) if self._field else dict(record)))
     identity = zlib.crc32(json.dumps(texts).encode()) << 32 | zlib.adler32(str(texts).encode())
     first = self._seen.setdefault(identity, place)

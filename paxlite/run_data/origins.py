@@ -1,4 +1,4 @@
-"""Where the tokens of a batch come from: the record or document of each, and the token in it.
+"""The origins of a batch's tokens: the record or document of each, and its position there.
 
 `traced` returns an input that yields the very batches of another one, with one more array:
 
@@ -137,7 +137,7 @@ class _TracedStream(StreamInput):
 
 
 class _Noted:
-  """A dataset that notes which examples it has yielded, until rows are made of them.
+  """A dataset that records the yielded examples until rows are made of them.
 
   Args:
     names: The number of the input, and of the dataset in it.
@@ -178,7 +178,7 @@ class _Noted:
 
 
 def place_of(data: Input, key: Key) -> Place:
-  """Returns where a document of an input is.
+  """Returns the location of a document of an input.
 
   Args:
     data: The input, which is not traced itself.

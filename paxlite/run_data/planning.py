@@ -144,7 +144,7 @@ def _of_row(run: RunData, step: int, row: int) -> list[Place]:
 
 
 def _check(data: Input, text: str, new: Sequence[Place]) -> None:
-  """Raises UserError if the data cannot leave these records out, or do not have one of them.
+  """Raises UserError if the data cannot leave these records out, or lack one of them.
 
   The data then leave them out.
   """
@@ -171,7 +171,7 @@ def _check_left(data: StreamInput) -> None:
 
 
 def _check_records(dataset: DocumentDataset, new: Sequence[Place]) -> None:
-  """Raises UserError if files do not have a record; datasets of many files are not read for it."""
+  """Raises UserError if files lack a record; datasets of many files are not read for this."""
   for source in dataset.sources:
     wanted = {_name(p) for p in new if left_out.is_of(p, [source.name])}
     if not wanted or not isinstance(source, File):
@@ -186,7 +186,7 @@ def _check_records(dataset: DocumentDataset, new: Sequence[Place]) -> None:
 
 
 def _is_old(output: str, before: Sequence[Place]) -> bool:
-  """Whether a file names nothing that the run does not leave out already."""
+  """Whether the run already leaves out all records of a file."""
   try:
     return set(map(left_out.key_of, left_out.read(output))) <= set(map(left_out.key_of, before))
   except UserError:

@@ -38,7 +38,7 @@ _IDENTITY = 'fingerprint', 'tokens', 'held_out', 'left_out'  # what fingerprints
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-  """Steps that a run was trained on the same data in."""
+  """Consecutive steps of a run with the same data."""
 
   step: int  # the step after which it begins
   batch: int  # the number of the first batch
@@ -54,7 +54,7 @@ class Stretch:
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-  """Where the streams of a run were before a batch."""
+  """The positions of a run's streams before a batch."""
 
   step: int
   batch: int
@@ -92,7 +92,7 @@ class RunData:
 
   @functools.cached_property
   def steps_done(self) -> int:
-    """The last step of the run that is known to be done."""
+    """The last step known to be complete."""
     records = (*read_records(self.folder / TrainRecords.name), *self._records)
     return max([0, *(r['step'] for r in records), *self._saved])
 
@@ -153,7 +153,7 @@ class RunData:
     return stretch.batch + step - 1 - stretch.step
 
   def episodes(self, step: int) -> list[JsonObject]:
-    """Returns the episodes of a step that a run of rollouts has kept; [] if there are none."""
+    """Returns the recorded episodes of a step; [] if there are none."""
     self.check_step(step)
     number = self.batch_number(step)
     found = read_records(self.folder / EpisodeRecords.name)

@@ -1,1 +1,1 @@
-"""A server that answers requests in the form of OpenAI's API with a model of paxlite."""
+"""A server with OpenAI's API for a model of paxlite."""

@@ -1,4 +1,4 @@
-"""The paths of OpenAI's API, as an application of Starlette."""
+"""The paths of OpenAI's API, as a Starlette application."""
 
 import asyncio
 import contextlib
@@ -186,7 +186,7 @@ class Api(Application):
 
 
 def _note(request: HttpRequest, reply: Reply, answers: Sequence[Completion]) -> None:
-  """Notes the numbers of tokens for the log."""
+  """Records the token counts for the log."""
   usage = reply.usage(answers)
   note_usage(request.scope, usage['prompt_tokens'], usage['completion_tokens'])
 

@@ -1,4 +1,4 @@
-"""What the APIs of a server share: their key, the bodies of requests, and answers to errors."""
+"""The common parts of a server's APIs: the key, request bodies and error responses."""
 
 import abc
 import asyncio
@@ -64,11 +64,11 @@ class Application(abc.ABC):
   @property
   @abc.abstractmethod
   def routes(self) -> list[Route]:
-    """The paths, and what answers them."""
+    """The paths and their handlers."""
 
   @property
   def application(self) -> RequestGate:
-    """The application of ASGI."""
+    """The ASGI application."""
     handlers: Any = {
       ApiError: self._on_error,
       HTTPException: self._on_http_error,

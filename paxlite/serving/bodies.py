@@ -90,7 +90,7 @@ class Bodies:
         _ = found.encoding.chat_format
 
   def completion(self, body: JsonObject) -> CompletionRequest:
-    """Returns what a request of /v1/completions asks for; raises ApiError."""
+    """Reads the body of a request to /v1/completions; raises ApiError."""
     fields = RequestFields(body, _IGNORED, _REFUSED)
     prompts = self._prompts(fields.get('prompt'))
     echo = fields.flag('echo')
@@ -110,7 +110,7 @@ class Bodies:
     return dataclasses.replace(asked, echo=echo)
 
   def chat(self, body: JsonObject) -> CompletionRequest:
-    """Returns what a request of /v1/chat/completions asks for; raises ApiError."""
+    """Reads the body of a request to /v1/chat/completions; raises ApiError."""
     fields = RequestFields(body, _IGNORED, _REFUSED)
     tools, choice = fields.get('tools'), fields.get('tool_choice', 'auto')
     if choice not in ('auto', 'none'):
@@ -155,7 +155,7 @@ class Bodies:
     logprobs: int | None,
     ends: Sequence[int],
   ) -> CompletionRequest:
-    """Reads what both kinds of requests have in common."""
+    """Reads the fields of both kinds of requests."""
     n = fields.integer('n', 1, 1, self._limits.most_answers) or 1
     if n * len(prompts) > self._limits.most_answers:
       raise ApiError(
@@ -265,7 +265,7 @@ class Bodies:
       raise ApiError(str(e), name) from None
 
   def _grammar(self, fields: RequestFields) -> Callable[[], Grammar | None]:
-    """Returns what makes the grammar of each answer."""
+    """Returns the factory of each answer's grammar."""
     form = _inner(fields, 'response_format', {'type': 'text'})
     kind = form.get('type')
     if kind == 'text':

@@ -143,7 +143,7 @@ def _answering(args: argparse.Namespace, name: str, key: str, hosts: Sequence[st
 
 @contextlib.contextmanager
 def _ending_in_order() -> Iterator[None]:
-  """A context in which SIGTERM and Ctrl-C end the process as they do later, with the code 0."""
+  """A context in which SIGTERM and Ctrl-C end the process with code 0, as they do later."""
   try:
     yield
   except (KeyboardInterrupt, SystemExit):
@@ -152,7 +152,7 @@ def _ending_in_order() -> Iterator[None]:
 
 
 def _key(args: argparse.Namespace) -> str:
-  """Returns what clients must send; '' if there is nothing."""
+  """Returns the API key that clients must send; '' if there is none."""
   if args.api_key is not None:
     raise UserError(
       f'--api_key would show the key in the process list: set {_KEY}, or --api_key_file=FILE'

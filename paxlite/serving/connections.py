@@ -1,4 +1,4 @@
-"""The connections of a server: how many there may be, and how long a request may be on its way."""
+"""The connections of a server: their number, and the time limits of a request."""
 
 import asyncio
 import resource
@@ -14,7 +14,7 @@ _MOST_PIPELINED = 16  # requests behind one that waits for its answer
 def protocol(
   most: int = _MOST, seconds: float = _HEAD_SECONDS, unread_seconds: float = _UNREAD_SECONDS
 ) -> type[asyncio.Protocol]:
-  """Returns a protocol of uvicorn that bounds what slow clients can hold.
+  """Returns a uvicorn protocol that limits slow clients.
 
   A connection is closed with status 408 if it does not send the head of a request in time. Above
   `most` connections, the oldest one that has not sent a whole request is closed, or, if all of them
@@ -52,7 +52,7 @@ def protocol(
 
     @property
     def has_request(self) -> bool:
-      """Whether a whole request waits for its answer."""
+      """Whether a complete request waits for its answer."""
       cycle = self.cycle
       return cycle is not None and not cycle.response_complete and not cycle.more_body
 

@@ -1,10 +1,10 @@
-"""Errors in the form that OpenAI's API gives them."""
+"""Errors in the format of OpenAI's API."""
 
 from paxlite.core.json_text import JsonObject
 
 
 class ApiError(Exception):
-  """Is answered to a client.
+  """An error response to a client.
 
   Args:
     message: What is wrong.
@@ -34,7 +34,7 @@ class ApiError(Exception):
 
 
 def unknown_model(name: str, known: str) -> ApiError:
-  """Returns the error that there is no such model."""
+  """Returns the error for an unknown model."""
   message = f'The model {name!r} does not exist; this server has {known!r}'
   return ApiError(message, 'model', 'model_not_found', 404)
 
@@ -48,7 +48,7 @@ def wrong_key(form: str) -> ApiError:
 
 
 def foreign_host(kind: str, value: str) -> ApiError:
-  """Returns the error that a request is for another server, or from a page of another site."""
+  """Returns the error for a request to another server, or from another site's page."""
   message = (
     f'{kind} is {value[:200]!r}: this server answers only requests to and from its own names; '
     '`paxlite serve --allowed_hosts` adds names'
@@ -57,13 +57,13 @@ def foreign_host(kind: str, value: str) -> ApiError:
 
 
 def too_slow_body(seconds: float) -> ApiError:
-  """Returns the error that a request is sent too slowly."""
+  """Returns the error for a request that arrives too slowly."""
   message = f'The body was not complete after {seconds:g} seconds'
   return ApiError(message, code='timeout', status=408, type='timeout_error')
 
 
 def busy() -> ApiError:
-  """Returns the error that too many requests wait."""
+  """Returns the error for too many waiting requests."""
   return ApiError(
     'Too many requests are queued; try again later',
     code='rate_limit_exceeded', status=429, type='rate_limit_error',
@@ -71,12 +71,12 @@ def busy() -> ApiError:
 
 
 def too_slow(seconds: float) -> ApiError:
-  """Returns the error that an answer takes too long."""
+  """Returns the error for an answer that takes too long."""
   message = f'The answer was not complete after {seconds:g} seconds'
   return ApiError(message, code='timeout', status=504, type='timeout_error')
 
 
 def failed() -> ApiError:
-  """Returns the error that the server has failed; its log says why."""
+  """Returns the error for a failure of the server, whose log says why."""
   message = 'The server has failed to answer; its log says why'
   return ApiError(message, code='internal_error', status=500, type='server_error')

@@ -118,7 +118,7 @@ class RequestFields(fields.Fields):
     return found
 
   def check_all_read(self) -> None:
-    """Raises ApiError if the body has a field that is not known, or not implemented."""
+    """Raises ApiError if the body has an unknown or unsupported field."""
     for name, value in self.left().items():
       if name in self._ignored:
         continue

@@ -1,4 +1,4 @@
-"""Returns memory that requests have freed to the system, which malloc would keep."""
+"""Returns the memory freed by requests to the system, which malloc would keep."""
 
 import ctypes
 import threading

@@ -23,12 +23,12 @@ _NOT_LOGGED = '/health'  # is asked every few seconds
 
 
 def note_usage(scope: Message, prompt: int, new: int) -> None:
-  """Notes the numbers of tokens of a request, for the log."""
+  """Records the token counts of a request for the log."""
   scope[_USAGE] = prompt, new
 
 
 class RequestGate:
-  """Logs one line for each request, and answers those for other hosts with status 403.
+  """Logs a line per request, and answers requests for other hosts with status 403.
 
   A browser sends requests to any address that a page of a stranger names, also to a name of the
   stranger that leads to this machine (DNS rebinding). They have that name as their Host, or the

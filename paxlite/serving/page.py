@@ -1,4 +1,4 @@
-"""The page for people: a chat with the model in one file, which may load and run nothing else."""
+"""The chat page: one file, which may load and run nothing else."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Answers in the form that OpenAI's API gives them."""
+"""Responses in the format of OpenAI's API."""
 
 import secrets
 import time
@@ -33,7 +33,7 @@ class Reply:
     return self._response(self.kind, choices, self.usage(answers))
 
   def opening(self, index: int) -> JsonObject | None:
-    """Returns what a stream begins with for one of the answers."""
+    """Returns the first chunk of a stream for one of the answers."""
     if not self.asked.echo and not self.asked.ids:
       return None
     text = self._prompt_text(index) if self.asked.echo else ''
@@ -41,7 +41,7 @@ class Reply:
     return self.chunk([choice | self._prompt_ids(index)])
 
   def piece(self, index: int, parts: Sequence[str], answer: Completion | None) -> JsonObject | None:
-    """Returns a chunk of a stream; None if there is nothing to tell.
+    """Returns a chunk of a stream; None if there is nothing new.
 
     Args:
       index: The number of the answer.
@@ -58,7 +58,7 @@ class Reply:
     return self.chunk([choice | self._answer_ids(answer)])
 
   def last(self, answers: Sequence[Completion]) -> JsonObject:
-    """Returns the chunk with the numbers of tokens."""
+    """Returns the chunk with the token counts."""
     return self._response(self.chunk_kind, [], self.usage(answers))
 
   def choice(self, index: int, answer: Completion) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Reply:
     return found | self._prompt_ids(index) | self._answer_ids(answer)
 
   def usage(self, answers: Sequence[Completion]) -> JsonObject:
-    """Returns the numbers of tokens."""
+    """Returns the token counts."""
     prompt = sum(map(len, self.asked.prompts))
     new = sum(len(answer.scores) for answer in answers)
     shared = sum(answer.shared for answer in answers[:: self.asked.n])

@@ -19,7 +19,7 @@ class Said(NamedTuple):
 
 
 class Thinking:
-  """Parts an answer into thinking and content, while it is generated.
+  """Splits an answer into thinking and content while it is generated.
 
   An answer thinks if it begins with one of THINKING, or the prompt has ended with it. The blanks
   around thinking belong to neither half.
@@ -106,7 +106,7 @@ class Thinking:
 
 
 class Speech:
-  """Interprets one answer, while it is generated.
+  """Interprets an answer while it is generated.
 
   Args:
     close: See Thinking; None: the answer has a form that the request states, and is content alone.

@@ -18,7 +18,7 @@ _STEPS = 4  # tokens between two looks at new requests
 
 
 class BusyError(Exception):
-  """Too many requests wait already."""
+  """Too many requests are waiting."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Worker:
     return True
 
   def _tell(self, news: Sequence[tuple[Ticket, Progress]]) -> None:
-    """Passes news on; who hears the last of an answer finds room for the next request."""
+    """Passes news on, after making room for the next request if an answer is complete."""
     done = [ticket for ticket, progress in news if progress.is_last]
     for ticket in done:
       if ticket.job is not None:

@@ -1,1 +1,1 @@
-"""Object stores (gs://, s3://): addresses, requests, local copies, and reads of parts."""
+"""Object stores (gs://, s3://): addresses, requests, local copies and partial reads."""

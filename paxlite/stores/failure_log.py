@@ -1,4 +1,4 @@
-"""Reports failures of a store once, and not for each object or try."""
+"""Reports failures of a store once, not per object or attempt."""
 
 import logging
 import time

@@ -134,7 +134,7 @@ class Lease:
       time.sleep(self._times.look)
 
   def release(self) -> None:
-    """Gives the lease back; a store that does not answer is left alone."""
+    """Releases the lease, unless the store does not answer."""
     self._stop.set()
     if self._thread.is_alive():
       self._thread.join()
@@ -215,7 +215,7 @@ def _unsure(address: str, why: str) -> OSError:
 
 
 def _read(store: ObjectStore) -> tuple[bytes, JsonObject, str | None]:
-  """Returns the lease, what it says, {} if it is damaged, and its tag, None if there is none."""
+  """Returns the contents of the lease ({} if damaged) and its tag (None if there is none)."""
   try:
     data, tag = store.read_tagged(NAME)
   except FileNotFoundError:
@@ -248,7 +248,7 @@ def _described(content: JsonObject) -> str:
 
 
 def leave(why: str) -> None:
-  """Ends the process at once because its lease is lost; what it would write is no longer wanted."""
+  """Ends the process at once, without writing, because its lease is lost."""
   warn(f'stopped: {why}')
   settle()
   os._exit(1)

@@ -1,4 +1,4 @@
-"""Reading parts of objects: blocks with a cache on this machine's disk, several at a time.
+"""Partial reads of objects, in blocks that are cached on disk and fetched several at a time.
 
 The cache is in paxlite/objects/blocks in XDG_CACHE_HOME or ~/.cache. It takes at most
 PAXLITE_CACHE_GB (100). If it is full, the blocks that were fetched first are removed. Blocks of an
@@ -40,7 +40,7 @@ _pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE, thread_name_prefix='obje
 
 
 class ObjectRanges:
-  """The Content of an object, of which nothing is kept: it is read once."""
+  """The uncached Content of an object, for reading it once."""
 
   read_ahead = 0
 
@@ -78,7 +78,7 @@ class ObjectRanges:
 
 
 class ObjectBytes(ObjectRanges):
-  """The Content of an object, of which blocks are kept; a request reads `block` bytes."""
+  """The cached Content of an object; a request reads `block` bytes."""
 
   read_ahead = 16
 

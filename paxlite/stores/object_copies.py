@@ -1,4 +1,4 @@
-"""Copies on this machine of objects that are read as whole files.
+"""Local copies of objects that are read as whole files.
 
 Each use compares them with the store, and copies the objects that have changed. If they take more
 than PAXLITE_CACHE_GB (100), those that were not used for the longest time, and by no process now,
@@ -105,7 +105,7 @@ def _read(index: pathlib.Path) -> JsonObject:
 
 
 def most_bytes() -> int:
-  """Returns how much space the copies may take.
+  """Returns the space limit of the copies in bytes.
 
   Raises UserError if PAXLITE_CACHE_GB is not a number.
   """

@@ -1,4 +1,4 @@
-"""Objects of a bucket of Google Cloud Storage or S3, by the package obstore.
+"""Objects of a Google Cloud Storage or S3 bucket, by the package obstore.
 
 This is the only module that calls obstore. Requests that fail for a reason that may pass (429, 5xx,
 a reset, a timeout) are tried again with growing pauses until `patience` is used up. Then they raise

@@ -1,4 +1,4 @@
-"""The files on this machine that the objects below a prefix become."""
+"""The local files of the objects below a prefix."""
 
 import re
 

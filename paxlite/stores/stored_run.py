@@ -1,4 +1,4 @@
-"""A run with its job_log_dir in an object store, and its working folder on this machine.
+"""A run with its job_log_dir in an object store and a local working folder.
 
 The run reads and writes only that folder, as any other run does. A thread copies new files to the
 store. So a store that is slow or absent stops no step. A run that was killed continues on the same
@@ -43,7 +43,7 @@ log = logging.getLogger('paxlite')
 
 
 class StoredRun:
-  """A context in which a run has its lease, and its folder is copied to the store.
+  """A context that holds a run's lease and copies its folder to the store.
 
   When it begins, the files of the run and its newest good checkpoint are copied to the folder. When
   it ends, everything is copied to the store; it is an error if that fails.

@@ -50,7 +50,7 @@ _HARMLESS: dict[str, tuple] = {
 
 @register_model('paxlite')
 class PaxliteLM(TemplateLM):
-  """The model of a job_log_dir or of imported weights, with the interface of the harness.
+  """The model of a run or of imported weights, with the harness' interface.
 
   Texts become ids as in HFLM, the harness' own class for transformers. A text that is longer than
   the model takes loses its beginning, also as there. Raises UserError if the checkpoint, the
@@ -149,7 +149,7 @@ class PaxliteLM(TemplateLM):
     return sums
 
   def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-    """Returns the text that the model writes after each context."""
+    """Returns the model's text after each context."""
     alike: dict[tuple, list[int]] = collections.defaultdict(list)
     penalty = self._inference.settings.sampling.repetition_penalty
     for number, request in enumerate(requests):

@@ -29,7 +29,7 @@ class D20(Chat(depth=20)):  # type: ignore[misc]
 
 
 class D20Text(DocumentFiles, D20):
-  """Pretraining; the tasks are asked at its end."""
+  """Pretraining; tasks are evaluated at its end."""
 
   EVAL_INTERVAL_STEPS = 2000
   MAX_EVAL_BATCHES = 40

@@ -36,7 +36,7 @@ class SmallChat(MuonRecipe, GPT126M):
 
 
 class SmallChatText(TextFiles, SmallChat):
-  """Pretraining; the tasks are asked at its end."""
+  """Pretraining; tasks are evaluated at its end."""
 
   EVAL_BATCH_SIZE = 16
   MAX_STEPS = 1000

@@ -1,1 +1,1 @@
-"""Commands that tell of runs and experiments."""
+"""Commands that describe runs and experiments."""
