@@ -48,7 +48,7 @@ from tests.support import config_changes, runs
 FOLDERS = listings.folders()
 ATTRIBUTES_PAGE = runs.ROOT / 'docs' / 'attributes.md'
 COMMANDS_PAGE = runs.ROOT / 'docs' / 'commands.md'
-HELP = re.compile(r'^  -h, --help +print this help\n', re.M)
+EVERYWHERE = re.compile(r'^  (-h, --help +print this help|NAME=VALUE +attribute; .*)\n', re.M)
 OPTION = re.compile(r'^  --.*\n(?: {8}.*\n)*', re.M)  # with its further lines
 PACKAGE = runs.ROOT / 'paxlite'
 _NEEDS: dict[tuple, list[str]] = {}
@@ -247,13 +247,13 @@ def commands_text() -> str:
   of_runs = {c.name: f'{help_of(c)}\n' for c in commands().values() if c.is_run}
   first = next(iter(of_runs.values()))
   shared = [x for x in OPTION.findall(first) if all(x in text for text in of_runs.values())]
-  said = '`paxlite COMMAND --help` prints the same. Runs also take these options'
+  said = '`paxlite COMMAND --help` prints the same. NAME=VALUE sets an attribute. Runs also take'
   parts = ['# Commands', '', f'{said} ({", ".join(of_runs)}):', '']
   parts += ['```text', ''.join(shared).rstrip(), '```']
   for group, members in groups().items():
     parts += ['', f'## {group}']
     for command in members:
-      text = HELP.sub('', f'{help_of(command)}\n')
+      text = EVERYWHERE.sub('', f'{help_of(command)}\n')
       if command.is_run:
         text = OPTION.sub(lambda m: '' if m[0] in shared else m[0], text)
       text = text.rstrip().removesuffix('\n\noptions:')
