@@ -247,8 +247,8 @@ def commands_text() -> str:
   of_runs = {c.name: f'{help_of(c)}\n' for c in commands().values() if c.is_run}
   first = next(iter(of_runs.values()))
   shared = [x for x in OPTION.findall(first) if all(x in text for text in of_runs.values())]
-  said = '`paxlite COMMAND --help` prints the same. NAME=VALUE sets an attribute. Runs also take'
-  parts = ['# Commands', '', f'{said} ({", ".join(of_runs)}):', '']
+  said = '`paxlite COMMAND --help` prints the same. NAME=VALUE sets an attribute. Runs'
+  parts = ['# Commands', '', f'{said} ({", ".join(of_runs)}) also take:', '']
   parts += ['```text', ''.join(shared).rstrip(), '```']
   for group, members in groups().items():
     parts += ['', f'## {group}']
