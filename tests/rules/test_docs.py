@@ -67,9 +67,7 @@ ELSEWHERE = {
     'tests/runs/test_meshes.py': ('docs/scaling.md',),
   },
   'aot': {
-    'tests/unit/aot/test_compile.py': (
-      'docs/explain.md', 'docs/scaling.md', 'docs/tutorials/cluster.md',
-    ),
+    'tests/unit/aot/test_compile.py': ('docs/explain.md', 'docs/scaling.md'),
   },
   'server': {
     'tests/parity/test_smollm.py': ('docs/serving.md',),
