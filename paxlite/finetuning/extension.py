@@ -19,6 +19,7 @@ EXTENSION = Extension(
     'SftFiles': f'{_HERE}.chats.datasets:SftFiles',
   },
   inputs=(f'{_HERE}.reference_values:fill',),
+  sections=(f'{_HERE}.reinforcement.report_sections:sections',),
   former_modules={
     'paxlite.data.labelled_answers': f'{_HERE}.preferences.labelled_answers',
     'paxlite.data.preferences': f'{_HERE}.preferences.preference_rows',

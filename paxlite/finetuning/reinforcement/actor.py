@@ -14,6 +14,7 @@ from paxlite.finetuning.reinforcement.engine_check import EngineCheck
 from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.prompts import Prompt
+from paxlite.finetuning.reinforcement.rollout_devices import placed
 from paxlite.generation.engine import Engine
 from paxlite.generation.job import Job
 from paxlite.generation.request import Completion, Request
@@ -70,9 +71,13 @@ class Actor:
       most_rows=min(rows, _MOST_ROWS),
       tracks_experts=check is not None,
     )
-    self.check = check
+    self.check, self._mesh = check, mesh
     self._encoding, self._max_tokens, self._max_turns = encoding, max_tokens, max_turns
     self._room, self._max_seconds = min(room, max_length), max_seconds
+
+  def placed(self, params: PyTree) -> PyTree:
+    """Returns parameters on the mesh that generates: copies, if that is not the one that trains."""
+    return placed(params, self._mesh)
 
   def play(
     self,
@@ -92,7 +97,7 @@ class Actor:
       first: The number of the first episode among those of this seed.
     """
     found, start = [Episode.of(prompt) for prompt in prompts], time.monotonic()
-    self.engine.params = params
+    self.engine.params = self.placed(params)
     try:
       for turn in range(self._max_turns):
         open_ = [i for i, episode in enumerate(found) if not episode.is_over]

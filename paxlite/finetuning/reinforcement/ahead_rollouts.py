@@ -5,10 +5,14 @@ parameters that wrote it: see PolicyLoss. What is open when a run ends is in fil
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import logging
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,13 +22,13 @@ from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.trees import PyTree
 from paxlite.data.base import Batch
 from paxlite.finetuning.reinforcement import kept_rollouts
-from paxlite.finetuning.reinforcement.advantages import Credit, Scale, filled
-from paxlite.finetuning.reinforcement.answer_rollouts import Answered, RolloutOptions, padded
+from paxlite.finetuning.reinforcement.advantages import filled
+from paxlite.finetuning.reinforcement.answer_rollouts import Answered, padded
 from paxlite.finetuning.reinforcement.episode import Episode
-from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.label_log_probs import LabelLogProbs
 from paxlite.finetuning.reinforcement.policy_loss import BEHAVIOUR, STALENESS
-from paxlite.finetuning.reinforcement.policy_rollouts import PolicyRollouts
+from paxlite.finetuning.reinforcement.policy_rollouts import PolicyOptions, PolicyRollouts
+from paxlite.finetuning.reinforcement.rollout_devices import Generation, done
 
 log = logging.getLogger('paxlite')
 
@@ -46,38 +50,52 @@ class Group:
   def is_over(self) -> bool:
     return all(episode.is_over for episode in self.episodes)
 
+  def began(self, now: int) -> int:
+    """Returns the batch before which its first token was written; `now`: it has none yet."""
+    pairs = (zip(e.written, e.is_own, strict=False) for e in self.episodes)
+    return min((by for pair in pairs for by, is_own in pair if is_own), default=now)
+
+
+class Made(NamedTuple):
+  """A rollout that is not trained on yet: its groups, and what waits for their rewards."""
+
+  groups: list[Group]
+  rewards: Callable[[], np.ndarray]
+
 
 class AheadRollouts(PolicyRollouts):
   """Episodes by the parameters of earlier steps too.
 
   A rollout ends when as many groups have ended as it trains on. The episodes of further groups go
-  on in the next rollout, by its parameters.
+  on in the next rollout, by its parameters. Rollout n is made when n − `ahead` is drawn, whether
+  training waits for it or not, so that the same parameters write it.
 
   Args:
-    options, judges, group_size, scale, log_probs, credit: See PolicyRollouts.
+    options: What all rollouts are made with, `log_probs` among it.
+    behaviour: Computes log-probabilities by the parameters that generate, where they are.
     further: The number of further groups that are played at a time.
     ahead: How many rollouts are made before the one that is trained on; rewards are computed while
       they wait.
+    most_rollouts: The most rollouts by whose parameters an episode is written. Those that are about
+      to need more are waited for, and so none is left out because it is long.
+    beside: Whether they are made while training goes on, because the actor has its own devices.
   """
 
   def __init__(
     self,
-    options: RolloutOptions,
-    judges: Judges,
-    group_size: int,
-    scale: Scale,
-    log_probs: LabelLogProbs,
-    credit: Credit = 'episode',
+    options: PolicyOptions,
+    behaviour: LabelLogProbs,
     further: int = 0,
     ahead: int = 0,
+    most_rollouts: int = 1,
+    beside: bool = False,
   ):
-    super().__init__(options, judges, group_size, scale, credit, log_probs=log_probs)
-    self._further, self._ahead = further, ahead
-    self._behaviour = log_probs
+    super().__init__(options)
+    self._behaviour, self._generation = behaviour, Generation(beside)
+    self._further, self._ahead, self._most_rollouts = further, ahead, most_rollouts
     self._next = 0  # the rollout that is made next
     self._open: list[Group] = []
-    self._made_ones: dict[int, list[Group]] = {}  # rollouts that are not trained on yet
-    self._rewards: dict[int, Callable[[], np.ndarray]] = {}
+    self._made_ones: dict[int, Future[Made]] = {}  # rollouts that are not trained on yet
     self._kept: JsonObject | None = None  # a state whose episodes are in files
     self._first = 0  # the number of the first batch of the rollout that is trained on
 
@@ -88,60 +106,96 @@ class AheadRollouts(PolicyRollouts):
   def state(self) -> JsonObject:
     if self._kept is not None:
       return self._kept
+    # what is being made is in no file yet; what fails says so when it is drawn
+    failed = [rollout for rollout, made in self._made_ones.items() if made.exception()]
     numbers = lambda groups: [group.number for group in groups]
-    made = {str(rollout): numbers(groups) for rollout, groups in self._made_ones.items()}
+    made = {
+      str(rollout): numbers(one.result().groups)
+      for rollout, one in self._made_ones.items()
+      if rollout not in failed
+    }
     return {
-      'position': self._position, 'next': self._next, 'open': numbers(self._open), 'made': made,
-    }  # fmt: skip
+      'position': self._position,
+      'next': min([self._next, *failed]),
+      'open': numbers(self._open),
+      'made': made,
+    }
 
   def restore(self, state: JsonObject) -> None:
     if 'next' in state:
       self._kept = state
 
+  def close(self) -> None:
+    self._generation.close()
+
+  def next_batch(self, params: PyTree, number: int, rows: slice) -> Batch:
+    self.measured = dict.fromkeys(self.measured, 0.0)  # another update waits for nothing
+    return super().next_batch(params, number, rows)
+
   def _played(self, params: PyTree, number: int) -> tuple[list[Episode], np.ndarray]:
+    start = time.perf_counter()
     if self._kept is not None:
       self._load(self._kept, number)
     self._first = number * self._steps
     for old in [rollout for rollout in self._made_ones if rollout < number]:  # after a rollback
-      del self._made_ones[old], self._rewards[old]
-    next_, self._next = self._next, number
-    if number not in self._made_ones:  # it is the first one, or was lost
-      self._make(params)
-    self._next = max(self._next, next_)
-    while self._next <= number + self._ahead:
-      self._make(params)
-    episodes = _episodes(self._made_ones.pop(number))
-    rewards = self._rewards.pop(number)()
-    return episodes, filled(rewards.reshape(-1, self._group_size))
+      del self._made_ones[old]
+    wanted = [n for n in range(number, number + self._ahead + 1) if n not in self._made_ones]
+    here = self._actor.placed(params) if wanted else params
+    for rollout in wanted:
+      make = functools.partial(self._make, rollout, self._first)
+      self._made_ones[rollout] = self._generation.begin(make, here)
+    self._next = max(self._next, number + self._ahead + 1)
+    made = self._made_ones.pop(number).result()
+    rewards = made.rewards()
+    self.measured = {
+      'wait_for_rollouts_seconds': time.perf_counter() - start,
+      'wait_for_training_seconds': self._generation.waited(),
+    }
+    return _episodes(made.groups), filled(rewards.reshape(-1, self._group_size))
 
-  def _make(self, params: PyTree) -> None:
-    """Makes the next rollout, and begins to compute its rewards."""
+  def _make(self, rollout: int, now: int, params: PyTree) -> Made:
+    """Makes a rollout before the batch `now`, and begins to compute its rewards."""
     while len(self._open) < self._groups + self._further:
       self._open.append(self._group(self._position))
       self._position += 1
-    is_enough = lambda: sum(group.is_over for group in self._open) >= self._groups
-    episodes, seed = _episodes(self._open), self._seed_of(self._next)
+    began = {group.number: group.began(now) for group in self._open}
+    latest = now - (self._most_rollouts - 2) * self._steps
+
+    def is_enough() -> bool:
+      self._generation.check()
+      ended, left = self._divided()
+      # those that are left can end in their order, each in time
+      is_in_time = (
+        began[group.number] >= latest + i // self._groups * self._steps
+        for i, group in enumerate(left)
+      )
+      is_full = len(ended) == self._groups
+      return is_full and (all(is_in_time) or all(group.is_over for group in left))
+
+    episodes, seed = _episodes(self._open), self._seed_of(rollout)
     self._actor.go_on(params, episodes, self._judges, seed, is_enough)
-    self._note_probabilities(params, episodes)
-    ended = [group for group in self._open if group.is_over][: self._groups]
-    self._open = [group for group in self._open if all(group is not one for one in ended)]
+    self._note_probabilities(params, episodes, now)
+    ended, self._open = self._divided()
     if (files := self.run_files) is not None:
       content = json.dumps({'made': _to_json(ended), 'open': _to_json(self._open)})
       arrays = {_KIND: np.frombuffer(content.encode(), np.uint8)}
-      self._written(lambda: kept_rollouts.write(files, self._next, arrays, self._steps, _KIND))
-    self._set(self._next, ended)
-    self._next += 1
+      self._written(lambda: kept_rollouts.write(files, rollout, arrays, self._steps, _KIND))
+    return self._with_rewards(ended)
 
-  def _set(self, rollout: int, groups: list[Group]) -> None:
-    self._made_ones[rollout] = groups
-    self._rewards[rollout] = self._judges.begin(_episodes(groups))
+  def _divided(self) -> tuple[list[Group], list[Group]]:
+    """Returns the first groups that have ended, as many as a rollout has, and all others."""
+    ended = [group for group in self._open if group.is_over][: self._groups]
+    return ended, [group for group in self._open if all(group is not one for one in ended)]
+
+  def _with_rewards(self, groups: list[Group]) -> Made:
+    return Made(groups, self._judges.begin(_episodes(groups)))
 
   def _group(self, number: int) -> Group:
     (prompt,) = self._drawn(number, 1)
     return Group(number, [Episode.of(prompt) for _ in range(self._group_size)])
 
-  def _note_probabilities(self, params: PyTree, episodes: Sequence[Episode]) -> None:
-    """Notes the log-probabilities of the tokens that were just written."""
+  def _note_probabilities(self, params: PyTree, episodes: Sequence[Episode], now: int) -> None:
+    """Notes the log-probabilities of the tokens that were just written, before the batch `now`."""
     new = [episode for episode in episodes if len(episode.written) < len(episode.ids)]
     rows = [self._own_row(episode) for episode in new]
     arrays = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
@@ -151,7 +205,7 @@ class AheadRollouts(PolicyRollouts):
       own = episode.is_own[start:]
       before = [0.0, *of_labels][start : len(episode.ids)]
       episode.log_probs += [x if mine else 0.0 for x, mine in zip(before, own, strict=True)]
-      episode.written += [self._first if mine else 0 for mine in own]
+      episode.written += [now if mine else 0 for mine in own]
 
   def _row(self, answered: Answered) -> Batch:
     row, episode, T = super()._row(answered), answered.episode, self.seq_len
@@ -173,7 +227,7 @@ class AheadRollouts(PolicyRollouts):
     if bool(np.all(multihost_utils.process_allgather(np.int32(is_whole)))):
       self._open = open_ or []
       for rollout, groups in sorted(found.items()):
-        self._set(rollout, groups or [])
+        self._made_ones[rollout] = done(self._with_rewards(groups or []))
       return
     if jax.process_index() == 0:
       log.warning(

@@ -106,8 +106,14 @@ class Policy(Answering, subject='Reinforcement learning'):
   PARTIAL_ROLLOUTS: Training[NotNegativeInt] = (
     0  # further groups generated at a time, whose answers go on in the next rollout; 0: none
   )
+  ROLLOUTS_PER_ANSWER: Training[Count] = (
+    8  # maximum rollouts an answer goes on for, with PARTIAL_ROLLOUTS; older ones are waited for
+  )
   MAX_STALENESS: Training[NotNegativeInt] = (
     0  # updates that rollouts are generated ahead, while their rewards are computed; 0: none
+  )
+  ROLLOUT_DEVICES: Run[NotNegativeInt] = (
+    0  # devices, besides those of the mesh, that generate while the mesh trains; 0: none
   )
   MAX_IMPORTANCE: Training[OffAtZero] = (
     2.0  # largest importance ratio of tokens that older weights wrote (TIS); 0: unlimited

@@ -1,6 +1,11 @@
 """Prompts that the model answers: `class Mine(PromptFiles, Policy, SmolLM135M)`."""
 
+import copy
+from collections.abc import Sequence
+
 import fiddle as fdl
+import jax
+from jax.sharding import Mesh
 
 from paxlite.chats.chat_encoding import ChatEncoding
 from paxlite.config.generation import Sampling
@@ -19,8 +24,9 @@ from paxlite.finetuning.reinforcement.judges import Judges
 from paxlite.finetuning.reinforcement.label_log_probs import LabelLogProbs
 from paxlite.finetuning.reinforcement.packing import Packing
 from paxlite.finetuning.reinforcement.policy_loss import PackedPolicyLoss
-from paxlite.finetuning.reinforcement.policy_rollouts import PolicyRollouts
+from paxlite.finetuning.reinforcement.policy_rollouts import PolicyOptions, PolicyRollouts
 from paxlite.finetuning.reinforcement.prompts import Prompts
+from paxlite.finetuning.reinforcement.rollout_devices import rollout_mesh, training_devices
 from paxlite.parallel import mesh
 
 
@@ -150,9 +156,44 @@ class PromptFiles(AnsweredPrompts, Policy):
   def dataset(self) -> str:
     return 'prompts with rewards'
 
+  def mesh(self, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    if devices is None and self.ROLLOUT_DEVICES:
+      devices = training_devices(self.num_devices, self.ROLLOUT_DEVICES, self.MESH_AXES)
+    return super().mesh(devices)
+
+  @property
+  def warnings(self) -> list[str]:
+    found = list(super().warnings)
+    if self.ROLLOUT_DEVICES and not self.MAX_STALENESS:
+      found.append(
+        f'ROLLOUT_DEVICES={self.ROLLOUT_DEVICES} with MAX_STALENESS=0: training and generation wait '
+        f'for each other; set MAX_STALENESS={self.steps_per_rollout} or more.'
+      )
+    return found
+
   def validate(self) -> None:
     super().validate()
     self._check_updates()
+    self._check_rollouts()
+
+  def _check_rollouts(self) -> None:
+    """Raises UserError if what goes on cannot end in time, or devices cannot split the rows."""
+    groups = max(1, self.batch_size // self.GROUP_SIZE * self.BATCHES_PER_ROLLOUT)
+    fewest = 1 + -(-self.PARTIAL_ROLLOUTS // groups)  # where groups end in their order
+    if fewest > self.ROLLOUTS_PER_ANSWER:
+      raise UserError(
+        f'ROLLOUTS_PER_ANSWER={self.ROLLOUTS_PER_ANSWER} must be {fewest} or more with '
+        f'PARTIAL_ROLLOUTS={self.PARTIAL_ROLLOUTS} and {groups} groups in a rollout'
+      )
+    count = self.ROLLOUT_DEVICES
+    if count and self.num_stages > 1:
+      raise UserError(f'ROLLOUT_DEVICES={count} and a mesh with stages: ROLLOUT_DEVICES=0')
+    rows = self.batch_size // self.NUM_MICROBATCHES
+    if count and rows % count:
+      raise UserError(
+        f'ROLLOUT_DEVICES={count} must divide the {rows} sequences of a microbatch: change it, '
+        'PERCORE_BATCH_SIZE or NUM_MICROBATCHES'
+      )
 
   def losses(self) -> dict[str, fdl.Config]:
     found = super().losses()
@@ -190,11 +231,16 @@ class PromptFiles(AnsweredPrompts, Policy):
 
   def input(self, source: fdl.Config) -> fdl.Config:
     rollouts = super().input(source)
-    actor = rollouts.options.actor
+    actor, training_mesh = rollouts.options.actor, rollouts.options.actor.mesh
+    if self.ROLLOUT_DEVICES:
+      sizes = {'mesh_size': self.num_devices, 'count': self.ROLLOUT_DEVICES}
+      training_mesh.devices = config(training_devices, axes=list(self.MESH_AXES), **sizes)
+      actor.mesh = config(rollout_mesh, axes=list(self.MESH_AXES), **sizes)
     actor.max_turns, actor.max_seconds = self.MAX_TURNS, self.EPISODE_TIMEOUT
     fdl.update_callable(rollouts, PolicyRollouts)
+    fdl.update_callable(rollouts.options, PolicyOptions)
     fdl.assign(
-      rollouts,
+      rollouts.options,
       judges=config(
         Judges,
         rewards=list(self.REWARDS),
@@ -207,21 +253,29 @@ class PromptFiles(AnsweredPrompts, Policy):
       scale=self.ADVANTAGE_SCALE,
       credit=self.TURN_CREDIT,
     )
+    log_probs = config(
+      LabelLogProbs,
+      model=actor.model,
+      mesh=training_mesh,
+      rules=self.rules,
+      temperature=self.ROLLOUT_TEMPERATURE,
+      rows=self.batch_size // self.NUM_MICROBATCHES,
+    )
+    if self.steps_per_rollout > 1 or self.is_off_policy:
+      rollouts.options.log_probs = log_probs
     if self.is_off_policy:
       fdl.update_callable(rollouts, AheadRollouts)
-      rollouts.further = self.PARTIAL_ROLLOUTS
-      rollouts.ahead = self.MAX_STALENESS // self.steps_per_rollout
+      fdl.assign(
+        rollouts,
+        behaviour=copy.copy(log_probs) if self.ROLLOUT_DEVICES else log_probs,
+        further=self.PARTIAL_ROLLOUTS,
+        ahead=self.MAX_STALENESS // self.steps_per_rollout,
+        most_rollouts=self.ROLLOUTS_PER_ANSWER,
+        beside=self.ROLLOUT_DEVICES > 0,
+      )
+      rollouts.behaviour.mesh = actor.mesh
       actor.check = None  # older parameters have drawn most tokens
       actor.rows = actor.rows + self.PARTIAL_ROLLOUTS * self.GROUP_SIZE
     else:
       rollouts.rounds = self.DYNAMIC_SAMPLING_ROUNDS
-    if self.steps_per_rollout > 1 or self.is_off_policy:
-      rollouts.log_probs = config(
-        LabelLogProbs,
-        model=actor.model,
-        mesh=actor.mesh,
-        rules=self.rules,
-        temperature=self.ROLLOUT_TEMPERATURE,
-        rows=self.batch_size // self.NUM_MICROBATCHES,
-      )
     return rollouts

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,6 +28,20 @@ _PROCESSES = 4
 _MOST = float(np.finfo(np.float32).max)
 _HALF = re.compile('[\ud800-\udfff]')  # of a surrogate pair
 _TOOLS = 'paxlite.finetuning.reinforcement.tools.reply'
+
+
+class _Rewards(NamedTuple):
+  """Rewards of E episodes, arrays [E].
+
+  Attributes:
+    total: The weighted sum.
+    outcome: The part of it that no turn has.
+    named: Rewards by name, before they are weighted.
+  """
+
+  total: np.ndarray
+  outcome: np.ndarray
+  named: Mapping[str, np.ndarray]
 
 
 class Judges:
@@ -143,8 +157,7 @@ class Judges:
     """Returns those that this process has judged."""
     return episodes[jax.process_index() :: jax.process_count()]
 
-  def _of(self, judged: Sequence[Episode]) -> dict[str, np.ndarray]:
-    """Returns the weighted sum of rewards, the part of it that no turn has, and rewards by name."""
+  def _of(self, judged: Sequence[Episode]) -> _Rewards:
     total, found = np.zeros(len(judged), np.float64), {}
     if self._environment:  # first, for it may end episodes
       of_environment = self._of_environment(judged)
@@ -161,20 +174,21 @@ class Judges:
       total += found[self._environment]
       has_turns = [bool(episode.turn_rewards) for episode in judged]
       outcome += np.where(has_turns, 0, of_environment)
-    return {'': total, ' outcome': outcome, **found}
+    return _Rewards(total, outcome, found)
 
-  def _gathered(self, episodes: Sequence[Episode], found: Mapping[str, np.ndarray]) -> np.ndarray:
+  def _gathered(self, episodes: Sequence[Episode], found: _Rewards) -> np.ndarray:
     """Returns the rewards of all episodes, of which this process has `found` its own."""
     index, count = jax.process_index(), jax.process_count()
     answers = max((sum(m['role'] == 'assistant' for m in e.messages) for e in episodes), default=0)
     of_turns = np.full((answers, len(episodes)), math.nan)  # NaN: the reward is not that of a turn
     for i in range(index, len(episodes), count):
       of_turns[: len(episodes[i].turn_rewards), i] = episodes[i].turn_rewards
-    whole = np.zeros((len(found) + answers, len(episodes)), np.float32)
-    whole[:, index::count] = [*found.values(), *of_turns[:, index::count]]
+    mine = [found.total, found.outcome, *found.named.values(), *of_turns[:, index::count]]
+    whole = np.zeros((len(mine), len(episodes)), np.float32)
+    whole[:, index::count] = mine
     if count > 1:
       whole = multihost_utils.process_allgather(whole).sum(0)  # the others' are 0
-    names = [*found][2:]
+    names = [*found.named]
     for episode, (_, of_none, *values) in zip(episodes, whole.T.tolist(), strict=True):
       named, turns = values[: len(names)], values[len(names) :]
       if any(map(math.isnan, named)):

@@ -25,6 +25,15 @@ Ratio = Literal['token', 'sequence']
 OLD, BEHAVIOUR, STALENESS = 'old_log_probs', 'behaviour_log_probs', 'staleness'
 
 
+_OF_OLDER = {
+  'staleness': 'stale {:.1f}',
+  'importance': 'ratio {:.3f}',
+  'max_importance': 'at most {:.2f}',
+  'wait_for_rollouts_seconds': 'waited {:.2f} s',
+  'wait_for_training_seconds': 'idle {:.2f} s',
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class PolicyLoss(Loss):
   """−min(r·A, clip(r, 1 − low, 1 + high)·A) + β·KL of each token that the model wrote.
@@ -53,7 +62,7 @@ class PolicyLoss(Loss):
     kl_weight: β; 0: there is no reference.
     length: The constant length of dr_grpo.
     temperature: That of the sampling: π is softmax(logits / temperature).
-    most_importance: C; 0: the ratio is not truncated.
+    most_importance: C; 0: the ratio is not truncated; None: the newest parameters wrote all tokens.
   """
 
   mean: Mean = 'grpo'
@@ -63,12 +72,17 @@ class PolicyLoss(Loss):
   kl_weight: float = 0.0
   length: int = 1
   temperature: float = 1.0
-  most_importance: float = 2.0
+  most_importance: float | None = None
 
   label = 'policy loss'
   larger_is_better = ('reward',)
   shown = {'reward': 'reward {:.3f}'}
-  followed = {'reward': 'reward {:.3f}', 'answer_tokens': 'tokens {:.0f}'}
+
+  @property
+  def followed(self) -> Mapping[str, str]:  # type: ignore[override]
+    """Those of rewards; where older parameters write tokens, also how old they are, and waits."""
+    found = {'reward': 'reward {:.3f}', 'answer_tokens': 'tokens {:.0f}'}
+    return found if self.most_importance is None else found | _OF_OLDER
 
   def __call__(self, outputs: Outputs, batch: Batch) -> jax.Array:
     log_probs_BT, is_own_BT = self._log_probs(outputs, batch), batch['weights']
@@ -116,6 +130,7 @@ class PolicyLoss(Loss):
       is_cut_BT = importance_BT > (self.most_importance or jnp.inf)
       found |= {
         'importance': of_tokens(importance_BT),
+        'max_importance': Weighted((importance_BT * is_own_BT).max(), tokens),
         'truncated': of_tokens(is_cut_BT.astype(jnp.float32)),
         'staleness': of_tokens(batch[STALENESS]),
       }

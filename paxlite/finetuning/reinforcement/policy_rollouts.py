@@ -1,5 +1,6 @@
 """Batches of episodes with their rewards, by the parameters that are trained."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -27,6 +28,26 @@ from paxlite.finetuning.reinforcement.label_log_probs import LabelLogProbs
 from paxlite.finetuning.reinforcement.policy_loss import OLD
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyOptions(RolloutOptions):
+  """What rollouts with rewards are made with.
+
+  Attributes:
+    judges: Their rewards.
+    group_size: N.
+    scale: See `advantages`.
+    credit: What an answer gets: the advantage of its episode, or (turn) what `turn_advantages`
+      gives its turn.
+    log_probs: Computes those of the labels before the first of several steps; None: there is one.
+  """
+
+  judges: Judges
+  group_size: int
+  scale: Scale
+  credit: Credit = 'episode'
+  log_probs: LabelLogProbs | None = None
+
+
 class PolicyRollouts(AnswerRollouts):
   """Episodes; N neighboring ones are a group, which has one prompt.
 
@@ -34,31 +55,16 @@ class PolicyRollouts(AnswerRollouts):
 
   Args:
     options: What all rollouts are made with.
-    judges: Their rewards.
-    group_size: N.
-    scale: See `advantages`.
-    credit: What an answer gets: the advantage of its episode, or (turn) what `turn_advantages`
-      gives its turn.
     rounds: The most times that prompts are drawn for a rollout, until enough groups have unequal
       rewards (https://arxiv.org/abs/2503.14476, section 3.2).
-    log_probs: Computes those of the labels before the first of several steps; None: there is one.
   """
 
-  def __init__(
-    self,
-    options: RolloutOptions,
-    judges: Judges,
-    group_size: int,
-    scale: Scale,
-    credit: Credit = 'episode',
-    rounds: int = 1,
-    log_probs: LabelLogProbs | None = None,
-  ):
+  def __init__(self, options: PolicyOptions, rounds: int = 1):
     super().__init__(options)
-    self._judges, self._log_probs = judges, log_probs
-    self._scale, self._credit = scale, credit
-    self._group_size = group_size
-    self._groups = options.batch_size // group_size * options.batches  # of a rollout
+    self._judges, self._log_probs = options.judges, options.log_probs
+    self._scale, self._credit = options.scale, options.credit
+    self._group_size = options.group_size
+    self._groups = options.batch_size // options.group_size * options.batches  # of a rollout
     self._rounds = rounds
     self._position = 0  # of the next prompt, where they are drawn again
 

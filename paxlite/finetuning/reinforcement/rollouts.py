@@ -4,6 +4,7 @@ import abc
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
@@ -16,13 +17,18 @@ from paxlite.core.trees import PyTree
 from paxlite.data.base import Batch, one_segment
 from paxlite.data.batch_check import check
 from paxlite.data.device_batches import to_mesh
+from paxlite.losses.metrics import Metrics, Weighted
 from paxlite.parallel import partitioning
 
 if TYPE_CHECKING:
+  from jax.stages import Compiled
+
   from paxlite.programs.run import Run
   from paxlite.training.callbacks import Callback
+  from paxlite.training.train_state import TrainState
   from paxlite.training.trainer import Trainer
 
+_ONE = np.float32(1)
 _KEPT = 1024  # steps whose states are kept: more than are skipped before a run ends
 
 
@@ -53,6 +59,7 @@ class RolloutInput(abc.ABC):
     max_token_id: The largest possible token id.
     name: Its name, for messages.
     run_files: Set before training; None without a run.
+    measured: Numbers of the last batch, by name, which are added to the metrics of its step.
   """
 
   batch_size: int
@@ -60,6 +67,7 @@ class RolloutInput(abc.ABC):
   max_token_id: int
   name: str = 'rollouts'
   run_files: RunFiles | None = None
+  measured: Mapping[str, float] = MappingProxyType({})
 
   @abc.abstractmethod
   def next_batch(self, params: PyTree, number: int, rows: slice) -> Batch:
@@ -115,6 +123,9 @@ class RolloutInput(abc.ABC):
   def callbacks(self) -> list['Callback']:
     """Returns callbacks of a run with this input."""
     return []
+
+  def close(self) -> None:  # noqa: B027  most have nothing to end
+    """Called when training has ended, also by an error: ends what still generates."""
 
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
     raise UserError(f'{self.name}: its batches need the newest parameters, which only training has')
@@ -180,16 +191,27 @@ class RolloutBatches:
       raise UserError(f'{self._data.name}: its state() must be JSON: {e}') from None
 
   def close(self) -> None:
-    """Does nothing, as no thread reads ahead."""
+    self._data.close()
 
 
 def callbacks(run: 'Run', trainer: 'Trainer') -> list['Callback']:
   """Tells the rollouts of a run where they may keep files; returns the alarm of their engine."""
   data, writes = trainer.data.input, jax.process_index() == 0 or run.own_disks
-  if isinstance(data, RolloutInput):
-    oldest_step = lambda: min(trainer.store.checkpoints.steps(), default=0)
-    data.run_files = RunFiles(run.folder / 'rollouts', writes, oldest_step)
-  return data.callbacks() if isinstance(data, RolloutInput) else []
+  if not isinstance(data, RolloutInput):
+    return []
+  oldest_step = lambda: min(trainer.store.checkpoints.steps(), default=0)
+  data.run_files = RunFiles(run.folder / 'rollouts', writes, oldest_step)
+  do_step = trainer.do_step
+
+  def measured(
+    compiled: 'Compiled', state: 'TrainState', batch: dict[str, jax.Array], step: int
+  ) -> tuple['TrainState', Metrics]:
+    state, metrics = do_step(compiled, state, batch, step)
+    numbers = {f'Metrics/{k}': Weighted(np.float32(x), _ONE) for k, x in data.measured.items()}
+    return state, metrics | numbers
+
+  trainer.do_step = measured
+  return data.callbacks()
 
 
 def _described(arrays: Mapping[str, Any]) -> str:
