@@ -166,8 +166,8 @@ class PromptFiles(AnsweredPrompts, Policy):
     found = list(super().warnings)
     if self.ROLLOUT_DEVICES and not self.MAX_STALENESS:
       found.append(
-        f'ROLLOUT_DEVICES={self.ROLLOUT_DEVICES} with MAX_STALENESS=0: training and generation wait '
-        f'for each other; set MAX_STALENESS={self.steps_per_rollout} or more.'
+        f'ROLLOUT_DEVICES={self.ROLLOUT_DEVICES} with MAX_STALENESS=0: training and generation '
+        f'wait for each other; set MAX_STALENESS={self.steps_per_rollout} or more.'
       )
     return found
 

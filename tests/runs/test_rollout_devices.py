@@ -1,0 +1,162 @@
+"""Devices that generate beside those that train, and how old answers become."""
+
+import types
+
+import fiddle as fdl
+import numpy as np
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.finetuning.reinforcement import rollout_devices
+from paxlite.finetuning.reinforcement.policy_loss import STALENESS
+from paxlite.report import tables
+from paxlite.report.records import read_runs
+from tests.runs import test_rollouts
+from tests.runs.test_rollouts import CONFIG, experiment, flags, made
+from tests.support import runs
+
+files = test_rollouts.files
+ROWS = slice(0, 16)
+NUMBERS = ('loss', 'reward', 'answer_tokens', 'staleness', 'importance', 'max_importance')
+WAITS = ('wait_for_rollouts_seconds', 'wait_for_training_seconds')
+
+
+def set_to(**values):
+  return [f'--fdl.{name}={value}' for name, value in values.items()]
+
+
+def numbers(folder):
+  return [[r.get(name) for name in NUMBERS] for r in runs.records(folder)]
+
+
+OLDER = [
+  dict(MAX_STALENESS=2),
+  dict(MAX_STALENESS=4, UPDATES_PER_BATCH=2, PARTIAL_ROLLOUTS=1, NUM_MICROBATCHES=4)
+  | dict(PACKED_INPUT=True),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('values', [{}, *OLDER])
+def test_a_device_of_its_own_changes_no_bit(files, tmp_path, values):
+  """Where as many devices generate as train, by programs of one mesh."""
+  given = [*flags(files), *set_to(**values)]
+  runs.run(tmp_path / 'one', *given, config=CONFIG)
+  runs.run(tmp_path / 'two', *given, *set_to(ROLLOUT_DEVICES=1), config=CONFIG, devices=2)
+  one, two = numbers(tmp_path / 'one'), numbers(tmp_path / 'two')
+  assert one == two
+  assert len(one) == 6
+  last = runs.records(tmp_path / 'two')[-1]
+  shown = tables.markdown(read_runs([str(tmp_path / 'two')]))
+  assert ('Rollouts by older weights' in shown) == bool(values)
+  if values:
+    assert last['staleness'] > 0
+    assert all(last[name] >= 0 for name in WAITS)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize('values', [{}, *OLDER])
+def test_other_numbers_of_devices_change_rounding_alone(files, tmp_path, values):
+  given = [*flags(files), *set_to(**values)]
+  runs.run(tmp_path / 'one', *given, config=CONFIG)
+  more = dict(ROLLOUT_DEVICES=4, ICI_MESH_SHAPE='[1,2,2]', PERCORE_BATCH_SIZE=4)
+  runs.run(tmp_path / 'eight', *given, *set_to(**more), config=CONFIG, devices=8)
+  np.testing.assert_allclose(
+    np.array(numbers(tmp_path / 'eight'), float), np.array(numbers(tmp_path / 'one'), float),
+    rtol=1e-5, atol=1e-6,
+  )  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def whole(files, tmp_path_factory):
+  folder = tmp_path_factory.mktemp('whole')
+  runs.run(folder, *_killed_flags(files), config=CONFIG, devices=8)
+  return numbers(folder)
+
+
+def _killed_flags(files):
+  values = dict(ROLLOUT_DEVICES=2, ICI_MESH_SHAPE='[1,6,1]', PERCORE_BATCH_SIZE=2, MAX_STALENESS=2)
+  more = dict(PARTIAL_ROLLOUTS=2, CHECKPOINT_EVERY_N_STEPS=2, MAX_STEPS=7)
+  return [*flags(files), *set_to(**values, **more)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('phase', ['generation:2', 'generation:6', 'training:5', 'between:4'])
+def test_a_run_killed_in_a_phase_goes_on_bit_for_bit(files, tmp_path, whole, phase):
+  given = _killed_flags(files)
+  killed = runs.run(
+    tmp_path, *given, config=CONFIG, devices=8, module='tests.support.killed_main',
+    env={'KILLED': phase}, code=-9,
+  )  # fmt: skip
+  assert killed.stdout.endswith('killed\n')
+  went_on = runs.run(tmp_path, *given, config=CONFIG, devices=8)
+  assert numbers(tmp_path) == whole
+  assert 'are answered again' not in went_on.stdout + went_on.stderr
+
+
+@pytest.mark.parametrize(
+  ('values', 'match'),
+  [
+    (
+      dict(ROLLOUT_DEVICES=1, MAX_STALENESS=1),
+      'beside a mesh of 1, .* needs 2 devices, but 1 is p',
+    ),
+    (dict(ROLLOUT_DEVICES=3, MAX_STALENESS=1), 'ROLLOUT_DEVICES=3 must divide the 16 sequences'),
+    (
+      dict(ROLLOUT_DEVICES=2, MESH_AXES=['stage', 'replica', 'data', 'mdl'])
+      | dict(ICI_MESH_SHAPE=[2, 1, 1, 1]),
+      'ROLLOUT_DEVICES=2 and a mesh with stages',
+    ),
+    (
+      dict(PARTIAL_ROLLOUTS=5, ROLLOUTS_PER_ANSWER=2),
+      'ROLLOUTS_PER_ANSWER=2 must be 3 or more with PARTIAL_ROLLOUTS=5 and 4 groups in a rollout',
+    ),
+  ],
+)
+def test_devices_that_cannot_generate_are_refused(files, values, match):
+  values = {'ICI_MESH_SHAPE': [1, 1, 1]} | values
+  e = experiment(files).replaced(**values)
+
+  def refused():
+    e.validate()
+    fdl.build(e.train_input())
+
+  with pytest.raises(UserError, match=match):
+    refused()
+
+
+def test_several_processes_are_refused(monkeypatch):
+  monkeypatch.setattr(rollout_devices.jax, 'process_count', lambda: 2)
+  with pytest.raises(UserError, match='ROLLOUT_DEVICES=1 is for one process, and this run has 2'):
+    rollout_devices.rollout_mesh(1, 1, ('replica', 'data', 'mdl'))
+
+
+@pytest.mark.parametrize('most', [3, 4, 8])
+@pytest.mark.parametrize('ahead', [0, 2])
+def test_no_answer_is_written_in_more_rollouts_than_it_may(files, most, ahead):
+  """Lengths are drawn: most answers are short, and some are written for very long."""
+  values = dict(MAX_STALENESS=ahead, PARTIAL_ROLLOUTS=6, MAX_SEQ_LEN=512, MAX_NEW_TOKENS=500)
+  _, rollouts, params = made(files, ROLLOUTS_PER_ANSWER=most, **values)
+  random, left, oldest = np.random.default_rng(most), {}, 0
+
+  def go_on(params, episodes, judges, seed, is_enough):
+    while not is_enough():
+      for episode in episodes:
+        key = id(episode)
+        left.setdefault(key, (random.choice([2, 400], p=[0.9, 0.1]), episode))
+        length, _ = left[key]
+        if not episode.is_over:
+          episode.append(
+            [5], True, *([{'role': 'assistant', 'content': ''}] if length == 1 else [])
+          )
+          left[key] = length - 1, episode
+          episode.is_over = length == 1
+
+  rollouts._actor = types.SimpleNamespace(go_on=go_on, placed=lambda params: params, check=None)
+  rollouts._behaviour = lambda params, arrays: np.zeros(arrays['ids'].shape)
+  rollouts._judges = types.SimpleNamespace(begin=lambda episodes: lambda: np.ones(len(episodes)))
+  for number in range(40):
+    oldest = max(oldest, rollouts.next_batch(params, number, ROWS)[STALENESS].max())
+  assert oldest <= ahead + most - 1
+  assert oldest >= ahead + min(most, 4) - 1, 'some would take longer'
