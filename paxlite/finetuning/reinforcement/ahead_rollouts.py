@@ -11,7 +11,6 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import NamedTuple
 
 import jax
@@ -67,8 +66,7 @@ class AheadRollouts(PolicyRollouts):
   """Episodes by the parameters of earlier steps too.
 
   A rollout ends when as many groups have ended as it trains on. The episodes of further groups go
-  on in the next rollout, by its parameters. Rollout n is made when n − `ahead` is drawn, whether
-  training waits for it or not, so that the same parameters write it.
+  on in the next rollout, by its parameters. `Generation` says which parameters make which rollout.
 
   Args:
     options: What all rollouts are made with, `log_probs` among it.
@@ -91,11 +89,9 @@ class AheadRollouts(PolicyRollouts):
     beside: bool = False,
   ):
     super().__init__(options)
-    self._behaviour, self._generation = behaviour, Generation(beside)
-    self._further, self._ahead, self._most_rollouts = further, ahead, most_rollouts
-    self._next = 0  # the rollout that is made next
+    self._behaviour, self._generation = behaviour, Generation[Made](ahead, beside)
+    self._further, self._most_rollouts = further, most_rollouts
     self._open: list[Group] = []
-    self._made_ones: dict[int, Future[Made]] = {}  # rollouts that are not trained on yet
     self._kept: JsonObject | None = None  # a state whose episodes are in files
     self._first = 0  # the number of the first batch of the rollout that is trained on
 
@@ -106,19 +102,13 @@ class AheadRollouts(PolicyRollouts):
   def state(self) -> JsonObject:
     if self._kept is not None:
       return self._kept
-    # what is being made is in no file yet; what fails says so when it is drawn
-    failed = [rollout for rollout, made in self._made_ones.items() if made.exception()]
+    next_, made = self._generation.finished()  # what is being made is in no file yet
     numbers = lambda groups: [group.number for group in groups]
-    made = {
-      str(rollout): numbers(one.result().groups)
-      for rollout, one in self._made_ones.items()
-      if rollout not in failed
-    }
     return {
       'position': self._position,
-      'next': min([self._next, *failed]),
+      'next': next_,
       'open': numbers(self._open),
-      'made': made,
+      'made': {str(rollout): numbers(one.groups) for rollout, one in made.items()},
     }
 
   def restore(self, state: JsonObject) -> None:
@@ -135,17 +125,10 @@ class AheadRollouts(PolicyRollouts):
   def _played(self, params: PyTree, number: int) -> tuple[list[Episode], np.ndarray]:
     start = time.perf_counter()
     if self._kept is not None:
-      self._load(self._kept, number)
+      self._load(self._kept)
     self._first = number * self._steps
-    for old in [rollout for rollout in self._made_ones if rollout < number]:  # after a rollback
-      del self._made_ones[old]
-    wanted = [n for n in range(number, number + self._ahead + 1) if n not in self._made_ones]
-    here = self._actor.placed(params) if wanted else params
-    for rollout in wanted:
-      make = functools.partial(self._make, rollout, self._first)
-      self._made_ones[rollout] = self._generation.begin(make, here)
-    self._next = max(self._next, number + self._ahead + 1)
-    made = self._made_ones.pop(number).result()
+    make = functools.partial(self._make, self._first)
+    made = self._generation.draw(number, make, lambda: self._actor.placed(params))
     rewards = made.rewards()
     self.measured = {
       'wait_for_rollouts_seconds': time.perf_counter() - start,
@@ -153,8 +136,8 @@ class AheadRollouts(PolicyRollouts):
     }
     return _episodes(made.groups), filled(rewards.reshape(-1, self._group_size))
 
-  def _make(self, rollout: int, now: int, params: PyTree) -> Made:
-    """Makes a rollout before the batch `now`, and begins to compute its rewards."""
+  def _make(self, now: int, rollout: int, params: PyTree) -> Made:
+    """Makes a rollout by the parameters before the batch `now`, and begins to compute its rewards."""
     while len(self._open) < self._groups + self._further:
       self._open.append(self._group(self._position))
       self._position += 1
@@ -214,27 +197,27 @@ class AheadRollouts(PolicyRollouts):
       **row, BEHAVIOUR: padded(episode.log_probs[1 : T + 1], T, np.float32), STALENESS: stale
     }  # fmt: skip
 
-  def _load(self, state: JsonObject, number: int) -> None:
+  def _load(self, state: JsonObject) -> None:
     """Continues from a state, with the episodes that files have."""
     self._kept = None
     made = {int(rollout): numbers for rollout, numbers in state['made'].items()}
-    self._position, self._next = int(state['position']), int(state['next'])
+    self._position, next_ = int(state['position']), int(state['next'])
     found = {
       rollout: self._groups_of(rollout, 'made', numbers) for rollout, numbers in made.items()
     }
-    open_ = self._groups_of(self._next - 1, 'open', state['open'])
+    open_ = self._groups_of(next_ - 1, 'open', state['open'])
     is_whole = open_ is not None and all(groups is not None for groups in found.values())
     if bool(np.all(multihost_utils.process_allgather(np.int32(is_whole)))):
       self._open = open_ or []
       for rollout, groups in sorted(found.items()):
-        self._made_ones[rollout] = done(self._with_rewards(groups or []))
+        self._generation.made[rollout] = done(self._with_rewards(groups or []))
+      self._generation.next = next_
       return
     if jax.process_index() == 0:
       log.warning(
         'The episodes that were made ahead are not in the run folder: their prompts are answered '
         'again from the checkpoint, so the run will not equal an uninterrupted one bit for bit'
       )
-    self._next = number
     again = itertools.chain(*made.values(), state['open'])
     self._open = [self._group(place) for place in sorted(again)]
 

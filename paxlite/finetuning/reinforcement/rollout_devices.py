@@ -1,8 +1,10 @@
 """Generation beside training: devices of its own, the parameters on them, and its thread."""
 
 import concurrent.futures
+import functools
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import jax
 import numpy as np
@@ -75,28 +77,64 @@ def placed(params: PyTree, mesh: Mesh) -> PyTree:
   return jax.device_put(params, jax.tree.map(sharding, params))
 
 
-class Generation:
-  """Makes rollouts one after the other: in a thread, or each at once.
+class Generation[T]:
+  """Makes rollouts before they are trained on, one after the other: in a thread, or each at once.
+
+  Rollout n is begun when n − `ahead` is drawn, whether training waits for others or not, so that
+  the same parameters write it however long anything takes.
 
   Args:
+    ahead: How many rollouts are made before the one that is trained on.
     beside: Whether there is a thread.
+
+  Attributes:
+    made: Those that are not trained on yet, by number, some of which are being made.
+    next: The number of the first one that was not begun.
   """
 
-  def __init__(self, beside: bool):
-    self._beside = beside
+  def __init__(self, ahead: int, beside: bool):
+    self._ahead, self._beside = ahead, beside
+    self.made: dict[int, Future[T]] = {}
+    self.next = 0
     self._thread: concurrent.futures.ThreadPoolExecutor | None = None
-    self._closed = False
+    self._is_closed = False
     self._ended = self._waited = 0.0
 
-  def begin[T](self, make: Callable[[PyTree], T], params: PyTree) -> concurrent.futures.Future[T]:
-    """Begins to make a rollout by parameters, which the thread waits for."""
+  def draw(self, number: int, make: Callable[[int, PyTree], T], placed: Callable[[], PyTree]) -> T:
+    """Returns a rollout, after further ones were begun.
+
+    Args:
+      number: Its number.
+      make: Makes one by its number and parameters.
+      placed: Returns the newest parameters where they generate.
+    """
+    for old in [rollout for rollout in self.made if rollout < number]:  # after a rollback
+      del self.made[old]
+    wanted = [n for n in range(number, number + self._ahead + 1) if n not in self.made]
+    params = placed() if wanted else None
+    for rollout in wanted:
+      self.made[rollout] = self._begun(functools.partial(make, rollout), params)
+    self.next = max(self.next, number + self._ahead + 1)
+    return self.made.pop(number).result()
+
+  def finished(self) -> tuple[int, dict[int, T]]:
+    """Waits for what is being made; returns the number of the next one, and those before it.
+
+    One that has failed is the next one: it raises its error when it is drawn.
+    """
+    failed = [rollout for rollout, one in self.made.items() if one.exception()]
+    next_ = min([self.next, *failed])
+    return next_, {n: one.result() for n, one in sorted(self.made.items()) if n < next_}
+
+  def _begun(self, make: Callable[[PyTree], T], params: PyTree) -> Future[T]:
     if not self._beside:
       return done(make(params))
     if self._thread is None:
-      self._thread, self._closed = concurrent.futures.ThreadPoolExecutor(1, 'generation'), False
-    return self._thread.submit(self._made, make, params)
+      self._thread = concurrent.futures.ThreadPoolExecutor(1, 'generation')
+      self._is_closed = False
+    return self._thread.submit(self._in_thread, make, params)
 
-  def _made[T](self, make: Callable[[PyTree], T], params: PyTree) -> T:
+  def _in_thread(self, make: Callable[[PyTree], T], params: PyTree) -> T:
     jax.block_until_ready(params)
     self._waited += time.perf_counter() - self._ended if self._ended else 0.0
     try:
@@ -110,19 +148,19 @@ class Generation:
     return seconds
 
   def check(self) -> None:
-    """Ends a rollout that is being made for a run that has ended, by a CancelledError."""
-    if self._closed:
+    """Raises CancelledError in a rollout that is being made after its run has ended."""
+    if self._is_closed:
       raise concurrent.futures.CancelledError
 
   def close(self) -> None:
     """Ends the thread, and what it makes."""
-    self._closed, thread, self._thread = True, self._thread, None
+    self._is_closed, thread, self._thread = True, self._thread, None
     if thread is not None:
       thread.shutdown(cancel_futures=True)
 
 
-def done[T](value: T) -> concurrent.futures.Future[T]:
+def done[T](value: T) -> Future[T]:
   """Returns a future with its result."""
-  found: concurrent.futures.Future[T] = concurrent.futures.Future()
+  found: Future[T] = Future()
   found.set_result(value)
   return found
