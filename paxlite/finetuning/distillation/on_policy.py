@@ -8,6 +8,7 @@ paxlite train students.Student TEACHER=runs/teacher TRAIN_FILES=prompts.jsonl
 
 import dataclasses
 import functools
+import time
 from collections.abc import Mapping
 from typing import cast
 
@@ -42,6 +43,7 @@ from paxlite.finetuning.distillation.sampled_divergence import (
 )
 from paxlite.finetuning.distillation.teachers import Teachers
 from paxlite.finetuning.reference import Reference
+from paxlite.finetuning.reinforcement import kept_rollouts
 from paxlite.finetuning.reinforcement.answer_rollouts import (
   Answered,
   AnswerRollouts,
@@ -51,6 +53,7 @@ from paxlite.finetuning.reinforcement.answer_rollouts import (
 from paxlite.finetuning.reinforcement.datasets import AnsweredPrompts
 from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.prompts import Prompt, PromptReader
+from paxlite.finetuning.reinforcement.rollout_devices import Generation
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.sown import SOWN
 from paxlite.losses.metrics import Batch
@@ -116,13 +119,22 @@ class TaughtRollouts(AnswerRollouts):
       their records.
     teachers: Several teachers, which compute their values before a step; None: the step computes
       the one teacher.
+    ahead: How many rollouts are made before the one that is trained on.
+    beside: Whether they are made while training goes on, because the actor has its own devices.
   """
 
   def __init__(
-    self, options: RolloutOptions, student_share: float = 1.0, teachers: Teachers | None = None
+    self,
+    options: RolloutOptions,
+    student_share: float = 1.0,
+    teachers: Teachers | None = None,
+    ahead: int = 0,
+    beside: bool = False,
   ):
     super().__init__(options)
     self._share, self._teachers = student_share, teachers
+    self._generation = Generation[HostBatch](ahead, beside) if ahead else None
+    self._ahead, self._num_kept = ahead, 0  # rollouts that files have from before a restart
     if teachers is not None:
       for number in range(len(self._prompts)):
         prompt = self._prompts[number]
@@ -130,10 +142,14 @@ class TaughtRollouts(AnswerRollouts):
           teachers.number(prompt.record)
 
   def state(self) -> JsonObject:
-    return {'teachers': self._teachers.fingerprints} if self._teachers else super().state()
+    state = {'teachers': self._teachers.fingerprints} if self._teachers else super().state()
+    if self._generation is not None:
+      state = {**state, 'next': max(self._num_kept, self._generation.finished()[0])}
+    return state
 
   def restore(self, state: JsonObject) -> None:
     super().restore(state)
+    self._num_kept = int(cast(int, state.get('next', 0)))
     found = {} if self._teachers is None else self._teachers.fingerprints
     before = cast(JsonObject, state.get('teachers', {}))
     if other := [name for name in {**before, **found} if before.get(name) != found.get(name)]:
@@ -148,7 +164,28 @@ class TaughtRollouts(AnswerRollouts):
     shapes |= dict.fromkeys([_HINTED_IDS, _HINTED_AT] if is_hinted else [], shapes['ids'])
     return shapes if self._teachers is None else shapes | self._teachers.shapes(shapes['ids'])
 
+  def close(self) -> None:
+    if self._generation is not None:
+      self._generation.close()
+
   def _made(self, params: PyTree, number: int) -> HostBatch:
+    if self._generation is None:
+      return self._taught(params, number)
+    start = time.perf_counter()
+    arrays = self._generation.draw(number, self._kept, lambda: self._actor.placed(params))
+    self.measured = self._generation.measured(start)
+    return arrays
+
+  def _kept(self, number: int, params: PyTree) -> HostBatch:
+    """Returns a rollout from its file, or makes it and writes the file."""
+    arrays = self._found(number) if number < self._num_kept else None
+    if arrays is None:
+      arrays = made = self._taught(params, number)
+      if (files := self.run_files) is not None:
+        self._written(lambda: kept_rollouts.write(files, number, made, self._steps))
+    return arrays
+
+  def _taught(self, params: PyTree, number: int) -> HostBatch:
     arrays = dict(super()._made(params, number))
     if self._teachers is not None:
       arrays |= self._teachers(arrays.pop(_TEACHER), arrays)
@@ -287,10 +324,11 @@ class OnPolicyDistillation(Taught, AnsweredPrompts, subject='Reinforcement learn
           f'{name}={found}: {kind} estimates the reverse divergence at tokens that the student has '
           f'drawn: {name}={value}'
         )
-    if self.ESTIMATE_GRADIENT == 'policy' and self.steps_per_rollout > 1:
+    is_old = self.steps_per_rollout > 1 or self.is_off_policy
+    if self.ESTIMATE_GRADIENT == 'policy' and is_old:
       raise UserError(
         f'{kind} with ESTIMATE_GRADIENT=policy needs tokens of the current parameters: '
-        'UPDATES_PER_BATCH=1 BATCHES_PER_ROLLOUT=1'
+        'UPDATES_PER_BATCH=1 BATCHES_PER_ROLLOUT=1 MAX_STALENESS=0'
       )
     if self.ESTIMATE_GRADIENT == 'direct' and self.SAMPLED_DIVERGENCE == 'k1':
       raise UserError(
@@ -372,6 +410,8 @@ class OnPolicyDistillation(Taught, AnsweredPrompts, subject='Reinforcement learn
     rollouts = super().input(source)
     fdl.update_callable(rollouts, TaughtRollouts)
     rollouts.student_share = self.STUDENT_SHARE
+    rollouts.ahead = self.MAX_STALENESS // self.steps_per_rollout
+    rollouts.beside = self.ROLLOUT_DEVICES > 0
     if self.teachers:
       rollouts.teachers = self._teachers(rollouts.options.actor.mesh)
     return rollouts

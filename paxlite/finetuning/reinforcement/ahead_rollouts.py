@@ -130,14 +130,11 @@ class AheadRollouts(PolicyRollouts):
     make = functools.partial(self._make, self._first)
     made = self._generation.draw(number, make, lambda: self._actor.placed(params))
     rewards = made.rewards()
-    self.measured = {
-      'wait_for_rollouts_seconds': time.perf_counter() - start,
-      'wait_for_training_seconds': self._generation.waited(),
-    }
+    self.measured = self._generation.measured(start)
     return _episodes(made.groups), filled(rewards.reshape(-1, self._group_size))
 
   def _make(self, now: int, rollout: int, params: PyTree) -> Made:
-    """Makes a rollout by the parameters before the batch `now`, and begins to compute its rewards."""
+    """Makes a rollout before the batch `now`, by its parameters, and begins its rewards."""
     while len(self._open) < self._groups + self._further:
       self._open.append(self._group(self._position))
       self._position += 1

@@ -48,6 +48,24 @@ class AnsweredPrompts(SftFiles, Answering):
         'EVAL_FILES and EVAL_FRACTION are not supported with rollouts: steps report metrics, and '
         'paxlite zero-shot evaluates a checkpoint on a task'
       )
+    self._check_devices()
+
+  def _check_devices(self) -> None:
+    """Raises UserError if the devices that generate cannot split what they compute."""
+    count = self.ROLLOUT_DEVICES
+    if count and self.num_stages > 1:
+      raise UserError(f'ROLLOUT_DEVICES={count} and a mesh with stages: ROLLOUT_DEVICES=0')
+    rows = self.batch_size // self.NUM_MICROBATCHES
+    if count and rows % count:
+      raise UserError(
+        f'ROLLOUT_DEVICES={count} must divide the {rows} sequences of a microbatch: change it, '
+        'PERCORE_BATCH_SIZE or NUM_MICROBATCHES'
+      )
+
+  def mesh(self, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    if devices is None and self.ROLLOUT_DEVICES:
+      devices = training_devices(self.num_devices, self.ROLLOUT_DEVICES, self.MESH_AXES)
+    return super().mesh(devices)
 
   @property
   def warnings(self) -> list[str]:
@@ -56,6 +74,11 @@ class AnsweredPrompts(SftFiles, Answering):
       found.append(
         'PACKED_INPUT=True leaves the last microbatches empty, which are skipped; set '
         'NUM_MICROBATCHES to 2 or more, or it saves nothing.'
+      )
+    if self.ROLLOUT_DEVICES and not self.MAX_STALENESS:
+      found.append(
+        f'ROLLOUT_DEVICES={self.ROLLOUT_DEVICES} with MAX_STALENESS=0: training and generation '
+        f'wait for each other; set MAX_STALENESS={self.steps_per_rollout} or more.'
       )
     return found
 
@@ -101,17 +124,25 @@ class AnsweredPrompts(SftFiles, Answering):
       thinking=self.CHAT_THINKING,
     )
 
+  @property
+  def _training_mesh(self) -> fdl.Config:
+    axes, found = list(self.MESH_AXES), config(mesh.make_mesh, ici=list(self.ICI_MESH_SHAPE))
+    fdl.assign(found, dcn=list(self.DCN_MESH_SHAPE), axes=axes)
+    if self.ROLLOUT_DEVICES:
+      found.devices = config(training_devices, axes=axes, **self._sizes)
+    return found
+
+  @property
+  def _sizes(self) -> dict[str, int]:
+    return {'mesh_size': self.num_devices, 'count': self.ROLLOUT_DEVICES}
+
   def input(self, source: fdl.Config) -> fdl.Config:
+    training_mesh = self._training_mesh
     actor = config(
       Actor,
       encoding=source.encoding,
       model=self.plain.build_task().model,
-      mesh=config(
-        mesh.make_mesh,
-        ici=list(self.ICI_MESH_SHAPE),
-        dcn=list(self.DCN_MESH_SHAPE),
-        axes=list(self.MESH_AXES),
-      ),
+      mesh=training_mesh,
       rules=self.rules,
       max_length=self.num_positions,
       sampling=config(Sampling, temperature=self.ROLLOUT_TEMPERATURE),
@@ -119,11 +150,13 @@ class AnsweredPrompts(SftFiles, Answering):
       room=self.MAX_SEQ_LEN + 1,
       max_tokens=self.MAX_NEW_TOKENS,
     )
-    if self.ENGINE_CHECK_INTERVAL:
+    if self.ROLLOUT_DEVICES:
+      actor.mesh = config(rollout_mesh, axes=list(self.MESH_AXES), **self._sizes)
+    if self.ENGINE_CHECK_INTERVAL and not self.is_off_policy:  # else older parameters draw
       actor.check = config(
         EngineCheck,
         model=actor.model,
-        mesh=actor.mesh,
+        mesh=training_mesh,
         rules=self.rules,
         rows=self.batch_size // self.NUM_MICROBATCHES,
         interval=self.ENGINE_CHECK_INTERVAL,
@@ -156,43 +189,15 @@ class PromptFiles(AnsweredPrompts, Policy):
   def dataset(self) -> str:
     return 'prompts with rewards'
 
-  def mesh(self, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    if devices is None and self.ROLLOUT_DEVICES:
-      devices = training_devices(self.num_devices, self.ROLLOUT_DEVICES, self.MESH_AXES)
-    return super().mesh(devices)
-
-  @property
-  def warnings(self) -> list[str]:
-    found = list(super().warnings)
-    if self.ROLLOUT_DEVICES and not self.MAX_STALENESS:
-      found.append(
-        f'ROLLOUT_DEVICES={self.ROLLOUT_DEVICES} with MAX_STALENESS=0: training and generation '
-        f'wait for each other; set MAX_STALENESS={self.steps_per_rollout} or more.'
-      )
-    return found
-
   def validate(self) -> None:
     super().validate()
     self._check_updates()
-    self._check_rollouts()
-
-  def _check_rollouts(self) -> None:
-    """Raises UserError if what goes on cannot end in time, or devices cannot split the rows."""
     groups = max(1, self.batch_size // self.GROUP_SIZE * self.BATCHES_PER_ROLLOUT)
     fewest = 1 + -(-self.PARTIAL_ROLLOUTS // groups)  # where groups end in their order
     if fewest > self.ROLLOUTS_PER_ANSWER:
       raise UserError(
         f'ROLLOUTS_PER_ANSWER={self.ROLLOUTS_PER_ANSWER} must be {fewest} or more with '
         f'PARTIAL_ROLLOUTS={self.PARTIAL_ROLLOUTS} and {groups} groups in a rollout'
-      )
-    count = self.ROLLOUT_DEVICES
-    if count and self.num_stages > 1:
-      raise UserError(f'ROLLOUT_DEVICES={count} and a mesh with stages: ROLLOUT_DEVICES=0')
-    rows = self.batch_size // self.NUM_MICROBATCHES
-    if count and rows % count:
-      raise UserError(
-        f'ROLLOUT_DEVICES={count} must divide the {rows} sequences of a microbatch: change it, '
-        'PERCORE_BATCH_SIZE or NUM_MICROBATCHES'
       )
 
   def losses(self) -> dict[str, fdl.Config]:
@@ -231,11 +236,7 @@ class PromptFiles(AnsweredPrompts, Policy):
 
   def input(self, source: fdl.Config) -> fdl.Config:
     rollouts = super().input(source)
-    actor, training_mesh = rollouts.options.actor, rollouts.options.actor.mesh
-    if self.ROLLOUT_DEVICES:
-      sizes = {'mesh_size': self.num_devices, 'count': self.ROLLOUT_DEVICES}
-      training_mesh.devices = config(training_devices, axes=list(self.MESH_AXES), **sizes)
-      actor.mesh = config(rollout_mesh, axes=list(self.MESH_AXES), **sizes)
+    actor = rollouts.options.actor
     actor.max_turns, actor.max_seconds = self.MAX_TURNS, self.EPISODE_TIMEOUT
     fdl.update_callable(rollouts, PolicyRollouts)
     fdl.update_callable(rollouts.options, PolicyOptions)
@@ -256,7 +257,7 @@ class PromptFiles(AnsweredPrompts, Policy):
     log_probs = config(
       LabelLogProbs,
       model=actor.model,
-      mesh=training_mesh,
+      mesh=self._training_mesh,
       rules=self.rules,
       temperature=self.ROLLOUT_TEMPERATURE,
       rows=self.batch_size // self.NUM_MICROBATCHES,
@@ -274,7 +275,6 @@ class PromptFiles(AnsweredPrompts, Policy):
         beside=self.ROLLOUT_DEVICES > 0,
       )
       rollouts.behaviour.mesh = actor.mesh
-      actor.check = None  # older parameters have drawn most tokens
       actor.rows = actor.rows + self.PARTIAL_ROLLOUTS * self.GROUP_SIZE
     else:
       rollouts.rounds = self.DYNAMIC_SAMPLING_ROUNDS

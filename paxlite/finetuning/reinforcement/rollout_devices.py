@@ -142,10 +142,13 @@ class Generation[T]:
     finally:
       self._ended = time.perf_counter()
 
-  def waited(self) -> float:
-    """Returns the seconds that the thread has waited for parameters since the last call."""
-    seconds, self._waited = self._waited, 0.0
-    return seconds
+  def measured(self, start: float) -> dict[str, float]:
+    """Returns the seconds from `start` on, and those that the thread waited since the last call."""
+    waited, self._waited = self._waited, 0.0
+    return {
+      'wait_for_rollouts_seconds': time.perf_counter() - start,
+      'wait_for_training_seconds': waited,
+    }
 
   def check(self) -> None:
     """Raises CancelledError in a rollout that is being made after its run has ended."""
