@@ -93,6 +93,21 @@ def test_a_student_learns_from_its_answers_and_a_killed_run_goes_on_bit_for_bit(
   assert whole[-1][2] > 0.3 > whole[0][2]
 
 
+@pytest.mark.slow
+def test_generation_ahead_of_training_changes_no_bit_on_a_device_of_its_own(
+  files, teacher, tmp_path
+):
+  """Also where a run goes on with answers of weights that are not there any more."""
+  given = flags(files, teacher, '--fdl.MAX_STALENESS=2', '--fdl.STUDENT_SHARE=0.75')
+  run(tmp_path / 'one', *given)
+  for steps in (3, 6):
+    beside = ['--fdl.ROLLOUT_DEVICES=1', f'--fdl.MAX_STEPS={steps}']
+    run(tmp_path / 'two', *given, *beside, devices=2)
+  assert of(tmp_path / 'one') == of(tmp_path / 'two')
+  episodes = lambda name: runs.records(tmp_path / name, 'episodes.jsonl')
+  assert episodes('one') == episodes('two')
+
+
 def made(files, **values):
   """Returns rollouts of a LoRA student whose base is the teacher, their parameters and the task."""
   folder = files / 'hints.jsonl'

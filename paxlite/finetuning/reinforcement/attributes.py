@@ -39,7 +39,7 @@ class Answering(Objective, subject='Reinforcement learning'):
   BATCHES_PER_ROLLOUT: Training[Count] = 1  # batches generated at once, for as many steps
   UPDATES_PER_BATCH: Training[Count] = 1  # updates on each batch
   MAX_STALENESS: Training[NotNegativeInt] = (
-    0  # updates that rollouts are generated ahead, while their rewards are computed; 0: none
+    0  # updates that rollouts are generated ahead of training and their rewards; 0: none
   )
   ROLLOUT_DEVICES: Run[NotNegativeInt] = (
     0  # devices, besides those of the mesh, that generate while the mesh trains; 0: none
