@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.finetuning.reinforcement import rollout_devices
 from paxlite.finetuning.reinforcement.policy_loss import STALENESS
 from paxlite.report import tables
 from paxlite.report.records import read_runs
 from tests.runs import test_rollouts
 from tests.runs.test_rollouts import CONFIG, experiment, flags, made
 from tests.support import runs
+from tests.support.processes import start_processes
 
 files = test_rollouts.files
 ROWS = slice(0, 16)
@@ -100,7 +100,7 @@ def test_a_run_killed_in_a_phase_goes_on_bit_for_bit(files, tmp_path, whole, pha
   [
     (
       dict(ROLLOUT_DEVICES=1, MAX_STALENESS=1),
-      'beside a mesh of 1, .* needs 2 devices, but 1 is p',
+      'beside a mesh of 1, .* needs 2 devices, of which 1 ',
     ),
     (dict(ROLLOUT_DEVICES=3, MAX_STALENESS=1), 'ROLLOUT_DEVICES=3 must divide the 16 sequences'),
     (
@@ -126,10 +126,13 @@ def test_devices_that_cannot_generate_are_refused(files, values, match):
     refused()
 
 
-def test_several_processes_are_refused(monkeypatch):
-  monkeypatch.setattr(rollout_devices.jax, 'process_count', lambda: 2)
-  with pytest.raises(UserError, match='ROLLOUT_DEVICES=1 is for one process, and this run has 2'):
-    rollout_devices.rollout_mesh(1, 1, ('replica', 'data', 'mdl'))
+@pytest.mark.slow
+def test_several_processes_are_refused(files, tmp_path):
+  given = [*flags(files), *set_to(ROLLOUT_DEVICES=2, MAX_STALENESS=1)]
+  for process in start_processes(tmp_path, 2, *given, config=CONFIG):
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 2, said
+    assert 'ROLLOUT_DEVICES=2 is for one process, and this run has 2' in said
 
 
 @pytest.mark.parametrize('most', [3, 4, 8])

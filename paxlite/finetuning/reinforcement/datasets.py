@@ -64,7 +64,7 @@ class AnsweredPrompts(SftFiles, Answering):
 
   def mesh(self, devices: Sequence[jax.Device] | None = None) -> Mesh:
     if devices is None and self.ROLLOUT_DEVICES:
-      devices = training_devices(self.num_devices, self.ROLLOUT_DEVICES, self.MESH_AXES)
+      devices = training_devices(self.num_devices, self.ROLLOUT_DEVICES)
     return super().mesh(devices)
 
   @property
@@ -124,25 +124,23 @@ class AnsweredPrompts(SftFiles, Answering):
       thinking=self.CHAT_THINKING,
     )
 
-  @property
-  def _training_mesh(self) -> fdl.Config:
-    axes, found = list(self.MESH_AXES), config(mesh.make_mesh, ici=list(self.ICI_MESH_SHAPE))
-    fdl.assign(found, dcn=list(self.DCN_MESH_SHAPE), axes=axes)
-    if self.ROLLOUT_DEVICES:
-      found.devices = config(training_devices, axes=axes, **self._sizes)
-    return found
-
-  @property
-  def _sizes(self) -> dict[str, int]:
-    return {'mesh_size': self.num_devices, 'count': self.ROLLOUT_DEVICES}
+  def _meshes(self) -> tuple[fdl.Config, fdl.Config]:
+    """Returns the mesh that trains and the one that generates, which may be the same."""
+    axes, count = list(self.MESH_AXES), self.ROLLOUT_DEVICES
+    ici, dcn = list(self.ICI_MESH_SHAPE), list(self.DCN_MESH_SHAPE)
+    training = config(mesh.make_mesh, ici=ici, dcn=dcn, axes=axes)
+    if not count:
+      return training, training
+    training.devices = config(training_devices, mesh_size=self.num_devices, count=count)
+    return training, config(rollout_mesh, mesh_size=self.num_devices, count=count, axes=axes)
 
   def input(self, source: fdl.Config) -> fdl.Config:
-    training_mesh = self._training_mesh
+    training_mesh, generating_mesh = self._meshes()
     actor = config(
       Actor,
       encoding=source.encoding,
       model=self.plain.build_task().model,
-      mesh=training_mesh,
+      mesh=generating_mesh,
       rules=self.rules,
       max_length=self.num_positions,
       sampling=config(Sampling, temperature=self.ROLLOUT_TEMPERATURE),
@@ -150,8 +148,6 @@ class AnsweredPrompts(SftFiles, Answering):
       room=self.MAX_SEQ_LEN + 1,
       max_tokens=self.MAX_NEW_TOKENS,
     )
-    if self.ROLLOUT_DEVICES:
-      actor.mesh = config(rollout_mesh, axes=list(self.MESH_AXES), **self._sizes)
     if self.ENGINE_CHECK_INTERVAL and not self.is_off_policy:  # else older parameters draw
       actor.check = config(
         EngineCheck,
@@ -257,7 +253,7 @@ class PromptFiles(AnsweredPrompts, Policy):
     log_probs = config(
       LabelLogProbs,
       model=actor.model,
-      mesh=self._training_mesh,
+      mesh=self._meshes()[0],
       rules=self.rules,
       temperature=self.ROLLOUT_TEMPERATURE,
       rows=self.batch_size // self.NUM_MICROBATCHES,

@@ -31,17 +31,11 @@ _TOOLS = 'paxlite.finetuning.reinforcement.tools.reply'
 
 
 class _Rewards(NamedTuple):
-  """Rewards of E episodes, arrays [E].
+  """Rewards of E episodes, arrays [E]."""
 
-  Attributes:
-    total: The weighted sum.
-    outcome: The part of it that no turn has.
-    named: Rewards by name, before they are weighted.
-  """
-
-  total: np.ndarray
-  outcome: np.ndarray
-  named: Mapping[str, np.ndarray]
+  total: np.ndarray  # the weighted sum
+  outcome: np.ndarray  # the part of it that no turn has
+  named: Mapping[str, np.ndarray]  # by name, before they are weighted
 
 
 class Judges:

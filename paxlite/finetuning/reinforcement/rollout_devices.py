@@ -10,54 +10,43 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.parallel import partitioning
 
 
-def training_devices(mesh_size: int, count: int, axes: Sequence[str]) -> list[jax.Device] | None:
-  """Returns the devices that train while the last `count` ones generate; None: all of them.
+def training_devices(mesh_size: int, count: int) -> list[jax.Device] | None:
+  """Returns the first `mesh_size` devices, which train while the last `count` ones generate.
 
-  Where the mesh takes all devices, as in a command that only loads the model, none is left out.
-
-  Args:
-    mesh_size: The number of devices of the mesh that trains.
-    count: The number of devices that generate, at least 1.
-    axes: The axes of the mesh.
+  None, for all of them, where the mesh takes all, as in a command that only loads the model.
 
   Raises:
     UserError: There are not as many devices as both need.
   """
-  return None if len(jax.devices()) == mesh_size else _divided(mesh_size, count, axes)[0]
+  return None if len(jax.devices()) == mesh_size else _devices(mesh_size, count)[:mesh_size]
 
 
 def rollout_mesh(mesh_size: int, count: int, axes: Sequence[str]) -> Mesh:
   """Returns the mesh of the last `count` devices, all along data; see `training_devices`."""
-  _, devices = _divided(mesh_size, count, axes)
+  devices = _devices(mesh_size, count)[mesh_size:]
   shape = [count if axis == 'data' else 1 for axis in axes]
   return Mesh(np.reshape(devices, shape), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
-def _divided(
-  mesh_size: int, count: int, axes: Sequence[str]
-) -> tuple[list[jax.Device], list[jax.Device]]:
+def _devices(mesh_size: int, count: int) -> list[jax.Device]:
   if jax.process_count() > 1:
     raise UserError(
       f'ROLLOUT_DEVICES={count} is for one process, and this run has {jax.process_count()}: '
       'ROLLOUT_DEVICES=0'
     )
   found = jax.devices()
-  if len(found) != mesh_size + count:
-    left = len(found) - count
-    all_data = [left if axis == 'data' else 1 for axis in axes]
-    way_out = f'for example {shell.flag("ICI_MESH_SHAPE", all_data)}'
+  if (left := len(found) - count) != mesh_size:
+    way_out = f'choose ICI_MESH_SHAPE for {left}' if left > 0 else 'ROLLOUT_DEVICES=0'
     raise UserError(
       f'ROLLOUT_DEVICES={count} beside a mesh of {mesh_size}, ICI_MESH_SHAPE × DCN_MESH_SHAPE, '
-      f'needs {mesh_size + count} devices, but {len(found)} {"is" if len(found) == 1 else "are"} '
-      f'present: {way_out if left > 0 else "ROLLOUT_DEVICES=0"}'
+      f'needs {mesh_size + count} devices, of which {len(found)} are present: {way_out}'
     )
-  return found[:mesh_size], found[mesh_size:]
+  return found
 
 
 def placed(params: PyTree, mesh: Mesh) -> PyTree:
