@@ -16,14 +16,13 @@ _NOTE = (
   'Means over the recorded steps, and the largest of all largest ratios. Staleness counts updates. '
   'Seconds a step: training waited for answers and rewards, and generation for new weights.'
 )
-_Section = tuple[str, list[str], list[list[str]], list[str]]
 
 
-def sections(runs: Sequence[Any]) -> list[_Section]:
+def sections(runs: Sequence[Any]) -> list[tuple[str, list[str], list[list[str]], list[str]]]:
   """Returns the table of runs, each a report.records.RunRecords, with MAX_STALENESS or the like."""
-  rows = [row for run in runs if len({*(row := _row(run))[1:]} - {'–'})]
-  notes = [_NOTE] if rows else []
-  return [('Rollouts by older weights', ['run', *_COLUMNS.values()], rows, notes)]
+  rows = [row for run in runs if {*(row := _row(run))[1:]} != {'–'}]
+  header = ['run', *_COLUMNS.values()]
+  return [('Rollouts by older weights', header, rows, [_NOTE] if rows else [])]
 
 
 def _row(run: Any) -> list[str]:

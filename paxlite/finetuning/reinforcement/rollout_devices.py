@@ -87,7 +87,7 @@ class Generation[T]:
     self.next = 0
     self._thread: concurrent.futures.ThreadPoolExecutor | None = None
     self._is_closed = False
-    self._ended = self._waited = 0.0
+    self._ended = self._waited = self._blocked = 0.0
 
   def draw(self, number: int, make: Callable[[int, PyTree], T], placed: Callable[[], PyTree]) -> T:
     """Returns a rollout, after further ones were begun.
@@ -111,7 +111,9 @@ class Generation[T]:
 
     One that has failed is the next one: it raises its error when it is drawn.
     """
+    start = time.perf_counter()
     failed = [rollout for rollout, one in self.made.items() if one.exception()]
+    self._blocked += time.perf_counter() - start
     next_ = min([self.next, *failed])
     return next_, {n: one.result() for n, one in sorted(self.made.items()) if n < next_}
 
@@ -132,12 +134,14 @@ class Generation[T]:
       self._ended = time.perf_counter()
 
   def measured(self, start: float) -> dict[str, float]:
-    """Returns the seconds from `start` on, and those that the thread waited since the last call."""
-    waited, self._waited = self._waited, 0.0
-    return {
-      'wait_for_rollouts_seconds': time.perf_counter() - start,
-      'wait_for_training_seconds': waited,
-    }
+    """Returns metrics: the seconds that training and the thread waited since the last call.
+
+    Args:
+      start: When the last rollout was drawn.
+    """
+    blocked, waited, self._blocked, self._waited = self._blocked, self._waited, 0.0, 0.0
+    blocked += time.perf_counter() - start
+    return {'wait_for_rollouts_seconds': blocked, 'wait_for_training_seconds': waited}
 
   def check(self) -> None:
     """Raises CancelledError in a rollout that is being made after its run has ended."""
