@@ -134,7 +134,7 @@ class TaughtRollouts(AnswerRollouts):
     super().__init__(options)
     self._share, self._teachers = student_share, teachers
     self._generation = Generation[HostBatch](ahead, beside) if ahead else None
-    self._ahead, self._num_kept = ahead, 0  # rollouts that files have from before a restart
+    self._num_kept = 0  # rollouts that files have from before a restart
     if teachers is not None:
       for number in range(len(self._prompts)):
         prompt = self._prompts[number]

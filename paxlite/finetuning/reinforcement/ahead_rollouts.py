@@ -118,10 +118,6 @@ class AheadRollouts(PolicyRollouts):
   def close(self) -> None:
     self._generation.close()
 
-  def next_batch(self, params: PyTree, number: int, rows: slice) -> Batch:
-    self.measured = dict.fromkeys(self.measured, 0.0)  # another update waits for nothing
-    return super().next_batch(params, number, rows)
-
   def _played(self, params: PyTree, number: int) -> tuple[list[Episode], np.ndarray]:
     start = time.perf_counter()
     if self._kept is not None:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
@@ -21,14 +22,11 @@ from paxlite.losses.metrics import Metrics, Weighted
 from paxlite.parallel import partitioning
 
 if TYPE_CHECKING:
-  from jax.stages import Compiled
-
   from paxlite.programs.run import Run
   from paxlite.training.callbacks import Callback
   from paxlite.training.train_state import TrainState
   from paxlite.training.trainer import Trainer
 
-_ONE = np.float32(1)
 _KEPT = 1024  # steps whose states are kept: more than are skipped before a run ends
 
 
@@ -165,6 +163,7 @@ class RolloutBatches:
     """Returns the next batch; raises UserError if it is wrong."""
     self._states[self._number] = self.state(self._number)
     self._states.pop(self._number - _KEPT, None)
+    self._data.measured = dict.fromkeys(self._data.measured, 0.0)  # unless it is measured again
     batch = self._data.next_batch(params, self._number, self._rows)
     check(self._data, batch, self._rows.stop - self._rows.start, self._max_segments)
     batch = {k: np.asarray(x) for k, x in batch.items()}
@@ -203,12 +202,10 @@ def callbacks(run: 'Run', trainer: 'Trainer') -> list['Callback']:
   data.run_files = RunFiles(run.folder / 'rollouts', writes, oldest_step)
   do_step = trainer.do_step
 
-  def measured(
-    compiled: 'Compiled', state: 'TrainState', batch: dict[str, jax.Array], step: int
-  ) -> tuple['TrainState', Metrics]:
-    state, metrics = do_step(compiled, state, batch, step)
-    numbers = {f'Metrics/{k}': Weighted(np.float32(x), _ONE) for k, x in data.measured.items()}
-    return state, metrics | numbers
+  def measured(*given: Any) -> tuple['TrainState', Metrics]:
+    state, metrics = do_step(*given)
+    numbers = {f'Metrics/{k}': jnp.float32(x) for k, x in data.measured.items()}
+    return state, metrics | {k: Weighted(x, jnp.ones(())) for k, x in numbers.items()}
 
   trainer.do_step = measured
   return data.callbacks()
