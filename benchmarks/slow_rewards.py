@@ -38,9 +38,9 @@ def slow(record: dict, answer: str) -> float:
 class Slow(PromptFiles, LLaMA):
   """A small model with a slow reward."""
 
-  NUM_LAYERS, MODEL_DIMS, HIDDEN_DIMS, NUM_HEADS, NUM_KV_HEADS = 4, 128, 384, 4, 4
+  NUM_LAYERS, MODEL_DIMS, HIDDEN_DIMS, NUM_HEADS, NUM_KV_HEADS = 2, 64, 192, 2, 2
   VOCAB_SIZE, VOCAB_PATH = 8192, packaged.VOCAB
-  MAX_SEQ_LEN, MAX_NEW_TOKENS, FPROP_DTYPE = 96, 64, 'float32'
+  MAX_SEQ_LEN, MAX_NEW_TOKENS, FPROP_DTYPE = 64, 32, 'float32'
   ICI_MESH_SHAPE, DCN_MESH_SHAPE = [1, 1, 1], [1, 1, 1]
   PERCORE_BATCH_SIZE, GROUP_SIZE = 16, 4
   REWARDS = ['benchmarks.slow_rewards.slow']
