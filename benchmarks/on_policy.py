@@ -1,11 +1,11 @@
-"""python -m benchmarks.on_policy FOLDER [--seeds=3] [--svg=docs/on_policy.svg] [--json=…]
+"""python -m benchmarks.on_policy FOLDER [--texts=500] [--svg=docs/on_policy.svg] [--json=…]
 
 What a student of a tenth of its teacher's size gains per token: by on-policy distillation, and by
 fine-tuning on texts that the teacher has written. A prompt has opening brackets, such as `([<=`,
-and the answer closes them, `>])`. The teacher learns from right answers and writes 8,000 texts.
-For each seed, a new student first learns from these texts, and then goes on in both ways from the
-same checkpoint, with the same learning rate and batches of as many answers. Each point is the share
-of right greedy answers to 300 other prompts.
+and the answer closes them, `>])`. The teacher learns from right answers and writes TEXTS. For each
+seed, a new student first learns from these texts, and then goes on in both ways from the same
+checkpoint, with the same prompts, learning rates and batches of as many answers. Each point is the
+share of right greedy answers to 300 other prompts.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.finetuning.distillation.on_policy import OnPolicyDistillation
 
 PAIRS = {'(': ')', '[': ']', '{': '}', '<': '>'}
-ROWS, WARM_STEPS, STEPS, EVERY = 32, 40, 200, 20
-TEXTS, HELD_OUT = 8_000, 300
+ROWS, WARM_STEPS, STEPS, EVERY = 32, 300, 200, 20
+HELD_OUT = 300
 MOST, NEW = 10, 12  # brackets of a prompt, and tokens of an answer
 
 
@@ -60,7 +60,8 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('folder', type=pathlib.Path)
   parser.add_argument('--seeds', type=int, default=3)
-  parser.add_argument('--rates', nargs='*', type=float, default=[1e-3])
+  parser.add_argument('--texts', type=int, default=500, help='prompts that the teacher answers')
+  parser.add_argument('--rates', nargs='*', type=float, default=[3e-4, 1e-3])
   parser.add_argument('--svg', type=pathlib.Path)
   parser.add_argument('--json', type=pathlib.Path)
   args = parser.parse_args()
@@ -72,7 +73,7 @@ def main() -> None:
   records.append(dict(run='teacher', parameters=size(teacher), exact_match=points(teacher)[-1][1]))
   texts = folder / 'texts.jsonl'
   if not texts.exists():
-    write_texts(teacher, folder / 'right.jsonl', texts)
+    write_texts(teacher, folder / 'right.jsonl', texts, args.texts)
   answers = [json.loads(line)['completion'] for line in texts.read_text().splitlines()]
   length = 1 + sum(map(len, answers)) / len(answers)  # with the token that ends it
   for seed in range(args.seeds):
@@ -81,7 +82,7 @@ def main() -> None:
     student = paxlite.train(warm, folder / f'warm{seed}')
     first = points(student)[-1][1]
     for rate in args.rates:
-      more = dict(MAX_STEPS=STEPS, LEARNING_RATE=rate, SEED=100 + seed)
+      more = dict(MAX_STEPS=STEPS, LEARNING_RATE=rate, LR_SCHEDULE='linear', SEED=100 + seed)
       more |= dict(CHECKPOINT_RESTORE_PATH=str(folder / f'warm{seed}'))
       for name, e in (
         ('texts', SmallTaught(**values | more)),
@@ -123,9 +124,11 @@ def size(run: paxlite.TrainedModel) -> int:
   return sum(x.size for x in jax.tree.leaves(run.params))
 
 
-def write_texts(teacher: paxlite.TrainedModel, prompts: pathlib.Path, file: pathlib.Path) -> None:
+def write_texts(
+  teacher: paxlite.TrainedModel, prompts: pathlib.Path, file: pathlib.Path, count: int
+) -> None:
   """Writes what the teacher answers at temperature 1."""
-  lines = [json.loads(line)['prompt'] for line in prompts.read_text().splitlines()[:TEXTS]]
+  lines = [json.loads(line)['prompt'] for line in prompts.read_text().splitlines()[:count]]
   inference = teacher.inference
   engine = inference.engine(paxlite.Sampling(temperature=1.0), most_rows=128)
   asked = [inference.encode(prompt) for prompt in lines]

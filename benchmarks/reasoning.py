@@ -1,4 +1,4 @@
-"""python -m benchmarks.reasoning FOLDER [--tasks=chain_sum,…] [--seeds=0,1,2]
+"""python -m benchmarks.reasoning FOLDER [--tasks=gcd,…] [--seeds=0,1,2]
 
 Three tasks of reasoning-gym, learned from their rewards by a model of 1.2 million parameters. It
 has a token for each character, and for each phrase that these tasks repeat. It first learns the
@@ -6,7 +6,7 @@ form of the answers, and a little of the tasks, from SHOWN solved examples of ea
 from this one. Held-out tasks occur in no training. The same command goes on where it was stopped.
 
 Prints a line of JSON for each run: the share of right greedy answers to HELD_OUT held-out tasks
-before and after, the mean reward of the first and last ten steps, and seconds.
+before and after, the mean reward of the first and last twenty steps, and seconds.
 """
 
 import argparse
@@ -23,12 +23,13 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.finetuning.reinforcement.datasets import PromptFiles
 
 TASKS = {  # with the options of their configurations
-  'chain_sum': dict(min_terms=2, max_terms=2, min_digits=2, max_digits=2),
+  'gcd': dict(min_numbers=2, max_numbers=2, min_value=1, max_value=60),
   'simple_equations': dict(min_terms=2, max_terms=2, min_value=1, max_value=10),
-  'spell_backward': dict(min_word_len=3, max_word_len=6),
+  'spell_backward': dict(min_word_len=3, max_word_len=5),
 }
 PHRASES = [
-  'State the final answer to the following arithmetic problem: ', 'Solve for ',
+  'Find the Greatest Common Divisor (GCD) of these numbers: ',
+  '. Give only the GCD as your final answer.', 'Solve for ',
   'Find the value of ', 'Determine the value of ', ' in the equation: ', ' that satisfies: ',
   'Spell this word backward (example: sun -> nus): ',
 ]  # fmt: skip
@@ -63,7 +64,7 @@ class Shown(SftFiles, Small):
   TRAIN_FILES = [str(FOLDER / 'shown.jsonl')]
   PERCORE_BATCH_SIZE = 64
   LEARNING_RATE = 1e-3
-  MAX_STEPS = 300
+  MAX_STEPS = 700
 
 
 class Reasoning(PromptFiles, Small):
@@ -75,10 +76,10 @@ class Reasoning(PromptFiles, Small):
   ENVIRONMENT = 'paxlite.environments.reasoning_gym.ReasoningGym'
   REWARD_TIMEOUT = 60.0
   GROUP_SIZE = 8
-  PERCORE_BATCH_SIZE = 64
-  LEARNING_RATE = 2e-4
+  PERCORE_BATCH_SIZE = 128
+  LEARNING_RATE = 3e-4
   LR_SCHEDULE = 'linear'
-  MAX_STEPS = 150
+  MAX_STEPS = 120
   EVAL_INTERVAL_STEPS = 1000
 
 
@@ -161,10 +162,11 @@ def main() -> None:
       )  # fmt: skip
       rewards = [r['reward'] for r in records(folder / 'metrics.jsonl') if 'reward' in r]
       mean = lambda values: round(sum(values) / len(values), 4)
-      evaluated = [r['exact_match'] for r in records(folder / 'eval_metrics.jsonl')]
+      evaluations = records(folder / 'eval_metrics.jsonl')
+      evaluated = [r['exact_match'] for r in evaluations if 'exact_match' in r]
       print(json.dumps({
         'task': task, 'seed': int(seed), 'steps': len(rewards), 'seconds': round(seconds),
-        'held_out': evaluated, 'reward': [mean(rewards[:10]), mean(rewards[-10:])],
+        'held_out': evaluated, 'reward': [mean(rewards[:20]), mean(rewards[-20:])],
       }), flush=True)  # fmt: skip
 
 
