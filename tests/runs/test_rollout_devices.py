@@ -86,7 +86,7 @@ def _killed_flags(files):
 def test_a_run_killed_in_a_phase_goes_on_bit_for_bit(files, tmp_path, whole, phase):
   given = _killed_flags(files)
   killed = runs.run(
-    tmp_path, *given, config=CONFIG, devices=8, module='tests.support.killed_main',
+    tmp_path, *given, config=CONFIG, devices=8, module='tests.support.killed_rollouts',
     env={'KILLED': phase}, code=-9,
   )  # fmt: skip
   assert killed.stdout.endswith('killed\n')

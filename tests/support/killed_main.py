@@ -1,61 +1,61 @@
-"""Runs the real paxlite.main until KILLED: in generation:N, in training:N, or between:N."""
+"""Runs paxlite.main and kills it with SIGKILL at the moment in KILL_AT (for test_resume)."""
 
 import os
+import pathlib
 import signal
 import sys
 
 from paxlite import main
-from paxlite.finetuning.reinforcement.actor import Actor
-from paxlite.generation.engine import Engine
-from paxlite.processes import preemption
-from paxlite.training.trainer import Trainer
-
-phase, _, at = os.environ['KILLED'].partition(':')
-go_on, stepped, reached, step_of_engine = (
-  Actor.go_on,
-  Trainer._stepped,
-  preemption.reached,
-  Engine.step,
-)
-rollouts = 0
+from paxlite.checkpointing import checkpoints
+from paxlite.training import profiling
 
 
-def killed() -> None:
-  print('killed', flush=True)
+def kill(*_):
   os.kill(os.getpid(), signal.SIGKILL)
 
 
-def counted(self, *args):
-  global rollouts
-  rollouts += 1
-  return go_on(self, *args)
+moment, _, step = os.environ['KILL_AT'].partition(':')
+if moment == 'before_step':
+  is_due = profiling.StepProfiler.is_due  # called before each step
+  profiling.StepProfiler.is_due = lambda self, s: kill() if s == int(step) else is_due(self, s)
+elif moment == 'mid_save':  # while its files are being written
+  save = checkpoints.Checkpoints.save
 
+  def save_and_die(self, s, *args):
+    save(self, s, *args)
+    if s == int(step):
+      kill()
 
-def in_generation(self, **kwargs):
-  found = step_of_engine(self, **kwargs)
-  if rollouts > int(at):
-    killed()
-  return found
+  checkpoints.Checkpoints.save = save_and_die
+elif moment == 'configuration':  # between the files of write_configuration
+  replace = pathlib.Path.replace
 
+  def replace_or_die(self, target):
+    if self.name == 'config.txt.tmp':
+      kill()
+    return replace(self, target)
 
-def in_training(self, state, step, metrics):
-  if step == int(at):
-    killed()  # the devices are computing it, and others generate
-  return stepped(self, state, step, metrics)
+  pathlib.Path.replace = replace_or_die
+elif moment == 'during_save':  # its files are written, but its folder is not renamed yet
+  write = checkpoints.Checkpoints._write_checksums
 
+  def write_and_die(self):
+    if self._saving == int(step):
+      kill()
+    write(self)
 
-def in_between(step, last):
-  if step == int(at):
-    killed()
-  return reached(step, last)
+  checkpoints.Checkpoints._write_checksums = write_and_die
+elif moment == 'after_save':
+  save = checkpoints.Checkpoints.save
 
+  def save_and_die(self, s, *args):
+    save(self, s, *args)
+    if s == int(step):
+      self.wait()
+      kill()
 
-match phase:
-  case 'generation':
-    Actor.go_on, Engine.step = counted, in_generation
-  case 'training':
-    Trainer._stepped = in_training
-  case 'between':
-    preemption.reached = in_between
+  checkpoints.Checkpoints.save = save_and_die
+else:
+  raise ValueError(moment)
 
 sys.exit(main.main(sys.argv))
