@@ -55,8 +55,7 @@ def placed(params: PyTree, mesh: Mesh) -> PyTree:
   Those that are on its devices stay as they are. Others are copied, so that the next step may
   overwrite them.
   """
-  here = set(mesh.devices.flat)
-  if all(x.sharding.device_set == here for x in jax.tree.leaves(params)):
+  if all(x.sharding.device_set == {*mesh.devices.flat} for x in jax.tree.leaves(params)):
     return params
 
   def sharding(x: jax.Array) -> NamedSharding:
