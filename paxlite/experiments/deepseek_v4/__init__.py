@@ -123,13 +123,6 @@ class HyperConnections(LanguageModel, subject='Hyper-connections'):
 _WINDOWS: set[AttentionKind] = {'sparse_windows', 'windows'}
 
 
-def _check_fixed(e: LanguageModel, what: str, fixed: dict[str, object]) -> None:
-  """Raises UserError if an attribute that `e` has is not what `what` needs."""
-  for name, value in fixed.items():
-    if (found := getattr(e, name, value)) != value:  # parts may be absent
-      raise UserError(f'{name}={found} is not supported for {what}: it must be {value}')
-
-
 class WindowKeys(Indexers, subject='Compressed keys (DeepSeek-V4)'):
   """A LanguageModel with one key for all heads, and blocks whose queries see windows by a key each.
 
@@ -179,11 +172,16 @@ class WindowKeys(Indexers, subject='Compressed keys (DeepSeek-V4)'):
         f'INDEXER_DIMS_PER_HEAD={self.INDEXER_DIMS_PER_HEAD} must be at least the '
         f'{self.rotary_dims} rotated dimensions of a head'
       )
-    _check_fixed(self, f'attention of {name}', dict(
+    fixed: dict[str, object] = dict(
       NUM_KV_HEADS=1, USE_ATTENTION_SINKS=True, USE_ROTARY_POSITION_EMB=True, QK_NORM='none',
       USE_PER_DIM_SCALE=False, ATTENTION_TEMPERATURE_SCALE=0, USE_BIAS=False,
       USE_QKV_BIAS=False,
-    ))  # fmt: skip
+    )  # fmt: skip
+    for attribute, value in fixed.items():
+      if (found := getattr(self, attribute, value)) != value:  # parts may be absent
+        raise UserError(
+          f'{attribute}={found} is not supported for attention of {name}: it must be {value}'
+        )
     if self.ATTEN_LOGIT_CAP > 0:
       raise UserError(
         f'ATTEN_LOGIT_CAP={self.ATTEN_LOGIT_CAP:g} is not supported for attention of {name}: it '
@@ -334,11 +332,17 @@ class DeepSeekV4(
 
   def validate(self) -> None:
     super().validate()
-    _check_fixed(self, type(self).__name__, dict(
+    fixed: dict[str, object] = dict(
       NUM_DENSE_BLOCKS=0, BLOCKS_PER_LAYER=1, ROUTER='balanced', ROUTER_SCORES='root_softplus',
       NUM_EXPERT_GROUPS=1, USE_GATED_EXPERTS=True, USE_GATED_ACTIVATION=True, USE_ROUTER_BIAS=False,
       USE_EXPERT_BIAS=False,
-    ))  # fmt: skip
+    )  # fmt: skip
+    for name, value in fixed.items():
+      if getattr(self, name) != value:
+        raise UserError(
+          f'{name}={getattr(self, name)} is not supported for {type(self).__name__}: it must be '
+          f'{value}'
+        )
     if self.NUM_HASH_BLOCKS and self.NUM_EXPERTS > 256 and self.FROZEN_DTYPE != 'float32':
       raise UserError(
         f'FROZEN_DTYPE={self.FROZEN_DTYPE} cannot hold the numbers of NUM_EXPERTS='
