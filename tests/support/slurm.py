@@ -15,8 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
-from tests.support.s3_server import free_ports
-
 _PROGRAMS = ('slurmctld', 'slurmd', 'munged', 'sbatch', 'unshare')
 _PATH = f'{os.environ["PATH"]}:/usr/sbin:/sbin'
 
@@ -98,7 +96,7 @@ class Cluster:
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(1024))
     host = socket.gethostname().partition('.')[0]
-    controller_port, *ports = free_ports(1 + len(self.names))
+    controller_port, *ports = _free_ports(1 + len(self.names))
     text = _CONFIGURATION.format(folder=self.folder, host=host, controller_port=controller_port)
     for name, port in zip(self.names, ports, strict=True):
       text += _NODE.format(name=name, host=host, port=port)
@@ -207,6 +205,14 @@ def cluster(num_nodes: int = 2) -> Iterator[Cluster]:
   finally:
     found.stop()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _free_ports(count: int) -> list[int]:
+  with contextlib.ExitStack() as stack:
+    sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+    for s in sockets:
+      s.bind(('127.0.0.1', 0))
+    return [s.getsockname()[1] for s in sockets]
 
 
 def _sharing_namespace(pid: int) -> list[int]:
