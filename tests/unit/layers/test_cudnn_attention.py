@@ -13,7 +13,7 @@ import pytest
 from paxlite.doctor import kernel_check
 from paxlite.experiments.glam.layers import RelativeBias
 from paxlite.layers import remat
-from paxlite.layers.attention import attention_case, cudnn_attention, cudnn_call
+from paxlite.layers.attention import attention_case, attention_kernels, cudnn_attention, cudnn_call
 from paxlite.layers.attention.attention import AttentionSinks, DotProductAttention
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
@@ -23,8 +23,6 @@ from paxlite.layers.attention.partial_attention import Partial
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
-from tests.support import attention_calls
-from tests.support.attention_calls import check_plain, gradients
 
 CUDNN = functools.partial(AttentionKernel, fused=True)
 PLAIN = Softmax(0.5)
@@ -149,7 +147,13 @@ def test_cudnn_is_asked_for_the_same(asked, monkeypatch, case, packed, mesh):
   arrays = qkv(2 if case == 'grouped' else 4, value_width=5 if case == 'narrow values' else 8)
   segments = SEGMENTS if packed else None
 
-  grad = lambda module: gradients(module, arrays, segments)
+  def grad(module):
+    def value(arrays):
+      y = module.apply({}, *arrays, segments)
+      return jnp.sin(y).sum(), y
+
+    return jax.jit(jax.value_and_grad(value, has_aux=True))(arrays)
+
   (_, expected), grads = grad(DotProductAttention(**values))
   assert not asked
   rules = partitioning.rules_for(['replica', 'data', 'mdl'])
@@ -364,7 +368,16 @@ def test_stages_with_sink_logits_are_rows_of_one_call(asked, monkeypatch):
   ids=lambda v: next(iter(v)),
 )
 def test_cudnn_is_not_asked_for_what_it_has_not(asked, values):
-  check_plain(CUDNN, qkv(), values, asked)
+  arrays = qkv()
+  both = [
+    DotProductAttention(query_scale=0.5, kernel_tpl=kernel, **values)
+    for kernel in (AttentionKernel, CUDNN)
+  ]
+  rngs = {'dropout': jax.random.key(2)}
+  variables = both[0].init({'params': jax.random.key(1), **rngs}, *arrays)
+  expected, found = (m.apply(variables, *arrays, rngs=rngs) for m in both)
+  assert not asked
+  np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.cases(fast=1)
@@ -394,13 +407,20 @@ def test_a_bias_that_is_learned(asked, mesh, sink):
 
 def test_where_there_is_a_kernel(monkeypatch):
   """There is one on GPUs, for 16 bits, whole sequences, and heads that stay with their keys."""
+  rules = partitioning.rules_for(['replica', 'data', 'mdl', 'context'])
 
   def fits(
     T=64, S=64, N=8, G=8, H=64, dtype=jnp.bfloat16, platform='cuda', capability='8.0', **sizes
   ):
-    device = dict(platform=platform, compute_capability=capability)
-    shapes = (2, T, N, H), (2, S, G, H)
-    return attention_calls.fits(monkeypatch, CudnnKernel(), *shapes, dtype, sizes, **device)
+    device = types.SimpleNamespace(platform=platform, compute_capability=capability)
+    shape = dict(replica=1, data=1, mdl=1, context=1) | sizes
+    mesh = types.SimpleNamespace(devices=np.array([device]), shape=shape)
+    monkeypatch.setattr(partitioning, 'active_mesh', lambda: (mesh, rules))
+    abstract = lambda *shape: jax.ShapeDtypeStruct(shape, dtype)
+    kv = abstract(2, S, G, H)
+    return (
+      attention_kernels.refusal(CudnnKernel(), Case(abstract(2, T, N, H), kv, kv, PLAIN)) is None
+    )
 
   assert fits()
   assert fits(dtype=jnp.float16, data=4, mdl=4)

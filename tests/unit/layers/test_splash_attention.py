@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,14 @@ from jax.interpreters import partial_eval
 
 from paxlite.experiments.glam.layers import RelativeBias
 from paxlite.layers import remat
+from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention import AttentionSinks, DotProductAttention
+from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
+from paxlite.layers.attention.softmax_attention import Softmax
 from paxlite.layers.attention.splash_attention import SplashKernel
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
-from tests.support import attention_calls
-from tests.support.attention_calls import check_plain, gradients
 
 SPLASH = functools.partial(AttentionKernel, fused=True)
 T = 256
@@ -73,7 +75,13 @@ def test_splash_computes_the_same(asked, case, kv_heads, packed, mesh):
   arrays = qkv(kv_heads, value_width=40 if case == 'narrow values' else 64)
   segments = SEGMENTS.repeat(2, 0) if packed else None
 
-  grad = lambda module: gradients(module, arrays, segments)
+  def grad(module):
+    def value(arrays):
+      y = module.apply({}, *arrays, segments)
+      return jnp.sin(y).sum(), y
+
+    return jax.jit(jax.value_and_grad(value, has_aux=True))(arrays)
+
   (_, expected), grads = grad(DotProductAttention(**values))
   assert not asked
   axes = ['replica', 'data', 'mdl']
@@ -93,16 +101,31 @@ def test_splash_computes_the_same(asked, case, kv_heads, packed, mesh):
   ids=lambda v: next(iter(v)),
 )
 def test_splash_is_not_asked_for_what_it_has_not(asked, values):
-  check_plain(SPLASH, qkv(rows=1), values, asked)
+  arrays = qkv(rows=1)
+  both = [
+    DotProductAttention(query_scale=0.5, kernel_tpl=kernel, **values)
+    for kernel in (AttentionKernel, SPLASH)
+  ]
+  rngs = {'dropout': jax.random.key(2)}
+  variables = both[0].init({'params': jax.random.key(1), **rngs}, *arrays)
+  expected, found = (m.apply(variables, *arrays, rngs=rngs) for m in both)
+  assert not asked
+  np.testing.assert_array_equal(found, expected)
 
 
 def test_where_there_is_a_kernel(monkeypatch):
   """There is one on TPUs, for whole sequences of full blocks; heads stay with their keys."""
+  rules = partitioning.rules_for(['replica', 'data', 'mdl', 'context'])
 
   def fits(T=256, S=256, N=8, K=8, H=64, platform='tpu', **sizes):
-    shapes = (2, T, N, H), (2, S, K, H)
-    device = dict(platform=platform)
-    return attention_calls.fits(monkeypatch, SplashKernel(), *shapes, jnp.bfloat16, sizes, **device)
+    device = types.SimpleNamespace(platform=platform)
+    shape = dict(replica=1, data=1, mdl=1, context=1) | sizes
+    mesh = types.SimpleNamespace(devices=np.array([device]), shape=shape)
+    monkeypatch.setattr(partitioning, 'active_mesh', lambda: (mesh, rules))
+    abstract = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    kv = abstract(2, S, K, H)
+    case = Case(abstract(2, T, N, H), kv, kv, Softmax(0.5))
+    return attention_kernels.refusal(SplashKernel(), case) is None
 
   assert fits()
   assert fits(H=256, data=4, mdl=4)
