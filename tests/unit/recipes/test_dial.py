@@ -13,6 +13,7 @@ from paxlite.ladder import transfer
 from paxlite.ladder.sizes import Size
 from paxlite.recipes import Chat
 from paxlite.recipes.dial import ChatByDepth
+from tests.support import runs
 
 ONE = {'ICI_MESH_SHAPE': [1, 1, 1], 'DCN_MESH_SHAPE': [1, 1, 1]}
 DEPTHS = [1, 2, 3, 4, 6, 9, 12, 20, 26]
@@ -104,3 +105,11 @@ def test_a_run_that_learns_nothing_has_no_weight_decay():
   e = Chat(depth=4)(LEARNING_RATE=0.0, **ONE)
   e.validate()
   assert e.WEIGHT_DECAY == 0
+
+
+@pytest.mark.slow
+def test_one_repeated_layer_compiles_on_eight_devices():
+  """XLA refused its own all-to-all of a single matrix, which Muon spreads over the devices."""
+  values = 'DEPTH=1', 'VOCAB_SIZE=512', 'MAX_SEQ_LEN=64', 'FPROP_DTYPE=float32'
+  experiment = 'paxlite.recipes.bundled.chat_d20.D20Text'
+  runs.module('paxlite', 'compile', experiment, '--target=here', *values, devices=8)
