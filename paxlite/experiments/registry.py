@@ -81,9 +81,9 @@ def _modules_of(name: str) -> list[ModuleType]:
     imported(f'{package}.{path.relative_to(folder).parts[0].removesuffix(".py")}')
     for package in _packages()
     for folder in importlib.import_module(package).__path__
-    for pattern in ('*.py', '*/__init__.py', '*/models.json')
+    for pattern in ('*.py', '*/__init__.py')
     for path in sorted(pathlib.Path(folder).glob(pattern))
-    if re.search(rf'^(class |  "){re.escape(name)}\b', path.read_text(encoding='utf-8'), re.M)
+    if re.search(rf'^class {re.escape(name)}\b', path.read_text(encoding='utf-8'), re.M)
   ]
 
 

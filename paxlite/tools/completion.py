@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from paxlite import extensions
 from paxlite.cli.parser import Parser
 from paxlite.config.experiment_file import FINE_TUNING
-from paxlite.core.json_text import parsed
 from paxlite.tools import listings
 from paxlite.tools.commands import commands, find
 
@@ -121,8 +120,6 @@ def _published() -> dict[str, tuple[list[str], list[str]]]:
       if isinstance(node, ast.ClassDef):
         bases = [ast.unparse(base).rpartition('.')[2] for base in node.bases]
         found[node.name] = bases, [n for n in map(_declared, node.body) if n.isupper()]
-  for models in package.glob('experiments/*/models.json'):
-    found |= {name: ([base], []) for name, (base, *_) in parsed(models.read_bytes()).items()}
   return found
 
 

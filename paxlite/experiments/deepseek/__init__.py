@@ -16,7 +16,7 @@ from paxlite.experiments.parts.partial_positions import PartialPositions
 from paxlite.experiments.parts.positions import RopeScaling
 from paxlite.experiments.parts.prediction import MultiTokenPrediction
 from paxlite.experiments.parts.stack import BlockKind
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 
 
 class DeepSeek(
@@ -143,4 +143,79 @@ class Mistral4(AttentionTemperature, DeepSeek):
   NUM_SHARED_EXPERTS = 1
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class DeepSeekV2_Lite(DeepSeekV2):
+  """15,706,484,224 parameters: DeepSeek-V2-Lite; a token uses 2.7 billion of them."""
+
+  NUM_LAYERS = 27
+  NUM_HEADS = 16
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 10944
+  VOCAB_SIZE = 102_400
+  MAX_SEQ_LEN = 4096
+  NUM_EXPERTS = 64
+  NUM_EXPERTS_PER_TOKEN = 6
+  NUM_SHARED_EXPERTS = 2
+  EXPERT_HIDDEN_DIMS = 1408
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class DeepSeekV3_671B(DeepSeekV3):
+  """671,026,419,200 parameters: DeepSeek-V3 and R1, without their NUM_PREDICTION_MODULES=1."""
+
+  NUM_LAYERS = 61
+  NUM_HEADS = 128
+  MODEL_DIMS = 7168
+  HIDDEN_DIMS = 18432
+  VOCAB_SIZE = 129_280
+  MAX_SEQ_LEN = 4096
+  NUM_DENSE_BLOCKS = 3
+  NUM_EXPERTS = 256
+  NUM_EXPERTS_PER_TOKEN = 8
+  EXPERT_HIDDEN_DIMS = 2048
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 64, 1]
+
+
+@register
+class KimiK2_1T(DeepSeekV3):
+  """1,026,408,232,448 parameters: Kimi-K2-Base and -Instruct; a token uses 32 billion of them."""
+
+  NUM_LAYERS = 61
+  NUM_HEADS = 64
+  MODEL_DIMS = 7168
+  HIDDEN_DIMS = 18432
+  VOCAB_SIZE = 163_840
+  MAX_SEQ_LEN = 4096
+  ROPE_THETA = 50_000.0
+  ROPE_FACTOR = 32.0
+  ROPE_BETA_FAST = 1.0
+  NUM_EXPERTS = 384
+  NUM_EXPERTS_PER_TOKEN = 8
+  NUM_EXPERT_GROUPS = 1
+  NUM_EXPERT_GROUPS_PER_TOKEN = 1
+  EXPERT_WEIGHT_SCALE = 2.827
+  EXPERT_HIDDEN_DIMS = 2048
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 64, 1]
+
+
+@register
+class Mistral4_119B(Mistral4):
+  """118,972,826,624 parameters: Mistral-Small-4-119B-2603; a token uses 6.6 billion of them."""
+
+  NUM_LAYERS = 36
+  NUM_HEADS = 32
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 12288
+  MAX_SEQ_LEN = 8192
+  NUM_EXPERTS = 128
+  NUM_EXPERTS_PER_TOKEN = 4
+  EXPERT_HIDDEN_DIMS = 2048
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 8, 1]

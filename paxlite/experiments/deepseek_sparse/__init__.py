@@ -16,7 +16,7 @@ from paxlite.experiments.deepseek_sparse.layers import SparseIndexer
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.latent_queries import Indexers
 from paxlite.experiments.parts.stack import BlockKind
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.norms import LayerNorm
 from paxlite.layers.projection import Projection
@@ -77,4 +77,20 @@ class DeepSeekV3_2(Indexers, DeepSeekV3, subject='Sparse attention (DeepSeek-V3.
     return chosen + 2.0 * weights + N * (H + 1) * self.MAX_SEQ_LEN
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class DeepSeekV3_2_671B(DeepSeekV3_2):
+  """671,877,944,064 parameters: DeepSeek-V3.2, without its NUM_PREDICTION_MODULES=1."""
+
+  NUM_LAYERS = 61
+  NUM_HEADS = 128
+  MODEL_DIMS = 7168
+  HIDDEN_DIMS = 18432
+  VOCAB_SIZE = 129_280
+  MAX_SEQ_LEN = 4096
+  NUM_DENSE_BLOCKS = 3
+  NUM_EXPERTS = 256
+  NUM_EXPERTS_PER_TOKEN = 8
+  EXPERT_HIDDEN_DIMS = 2048
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 64, 1]

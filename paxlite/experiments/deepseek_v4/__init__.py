@@ -39,7 +39,7 @@ from paxlite.experiments.parts.local_positions import LocalPositions
 from paxlite.experiments.parts.partial_positions import PartialPositions
 from paxlite.experiments.parts.positions import RopeScaling
 from paxlite.experiments.parts.stack import BlockKind
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 from paxlite.layers.attention.attention import AttentionSinks
 from paxlite.layers.norms import UnscaledRmsNorm
 from paxlite.layers.projection import Projection
@@ -383,4 +383,19 @@ class DeepSeekV4(
     return ffn
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class DeepSeekV4_Flash(DeepSeekV4):
+  """284,334,567,511 parameters: DeepSeek-V4-Flash, without its module of multi-token prediction."""
+
+  NUM_LAYERS = 43
+  NUM_HEADS = 64
+  MODEL_DIMS = 4096
+  NUM_EXPERTS = 256
+  NUM_EXPERTS_PER_TOKEN = 6
+  EXPERT_HIDDEN_DIMS = 2048
+  FIRST_ATTENTION: list[AttentionKind] = ['sliding', 'sliding']
+  ROPE_FACTOR = 16.0
+  ROPE_ORIGINAL_LENGTH = 65536
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 16, 1]

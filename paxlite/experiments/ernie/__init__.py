@@ -5,7 +5,7 @@ from typing import Literal
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.experts import GatedExperts, Router
 from paxlite.experiments.parts.logits_bias import LogitsBias
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 
 
 class Ernie4_5(LLaMA):
@@ -31,4 +31,29 @@ class Ernie4_5Moe(LogitsBias, GatedExperts, LLaMA):
   NUM_SHARED_EXPERTS = 2
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class Ernie4_5_0_3B(Ernie4_5):
+  """360,748,032 parameters: ERNIE-4.5-0.3B, with tied embedding."""
+
+  NUM_LAYERS = 18
+  NUM_HEADS = 16
+  NUM_KV_HEADS = 2
+  MODEL_DIMS = 1024
+  HIDDEN_DIMS = 3072
+  SEPARATE_EMBEDDING = False
+  PERCORE_BATCH_SIZE = 4
+
+
+@register
+class Ernie4_5_21B_A3B(Ernie4_5Moe):
+  """21,825,437,888 parameters: ERNIE-4.5-21B-A3B, with tied embedding; 3 billion for a token."""
+
+  NUM_LAYERS = 28
+  NUM_HEADS = 20
+  NUM_KV_HEADS = 4
+  MODEL_DIMS = 2560
+  HIDDEN_DIMS = 12288
+  EXPERT_HIDDEN_DIMS = 1536
+  SEPARATE_EMBEDDING = False
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]

@@ -4,7 +4,7 @@ from typing import Literal
 
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind, QkNorm
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 
 
 class Exaone4(LLaMA):
@@ -20,4 +20,29 @@ class Exaone4(LLaMA):
   ATTENTION_PATTERN: list[AttentionKind] = ['sliding', 'sliding', 'sliding', 'full_nope']
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class Exaone4_32B(Exaone4):
+  """32,003,216,384 parameters: EXAONE-4.0-32B."""
+
+  NUM_LAYERS = 64
+  NUM_HEADS = 40
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 5120
+  HIDDEN_DIMS = 27392
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]
+
+
+@register
+class Exaone4_1_2B(Exaone4):
+  """1,279,391,488 parameters: EXAONE-4.0-1.2B, with full attention and tied embedding."""
+
+  NUM_LAYERS = 30
+  NUM_HEADS = 32
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 4096
+  SEPARATE_EMBEDDING = False
+  SLIDING_WINDOW = 0
+  ATTENTION_PATTERN: list[AttentionKind] = []
+  PERCORE_BATCH_SIZE = 2

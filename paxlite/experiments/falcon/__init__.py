@@ -12,7 +12,7 @@ from paxlite.experiments.hybrid.mamba2_layers import Mamba2Layers, MambaNorm
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.embedding_factors import EmbeddingFactors
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 from paxlite.layers.scales import Factors
 
 _PROJECTIONS = ('gate', 'value', 'key', 'query', 'step')
@@ -85,4 +85,25 @@ class FalconH1(EmbeddingFactors, Mamba2Layers, LLaMA, subject='Falcon-H1'):
     return super().attention_flops_of(kind) + super().attention_flops_of('mamba2')
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class FalconH1_0_5B(FalconH1):
+  """521,411,104 parameters: Falcon-H1-0.5B."""
+
+  NUM_LAYERS = 36
+  NUM_HEADS = 8
+  NUM_KV_HEADS = 2
+  MODEL_DIMS = 1024
+  DIMS_PER_HEAD = 64
+  HIDDEN_DIMS = 2048
+  VOCAB_SIZE = 32_784
+  MAMBA_HEADS = 24
+  MAMBA_STATE_DIMS = 128
+  EMBEDDING_FACTOR = 5.656854249492381
+  LOGITS_DIVISOR = 1 / 0.0390625
+  KEY_FACTOR = 0.39062499999999994
+  ATTENTION_OUT_FACTOR = 0.9375
+  MAMBA_IN_FACTOR = 1.25
+  MAMBA_OUT_FACTOR = 0.23570226039551587
+  MAMBA_FACTORS = [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738]
+  FFN_GATE_FACTOR = 0.8838834764831844
+  FFN_OUT_FACTOR = 0.5859375

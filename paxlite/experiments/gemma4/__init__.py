@@ -28,7 +28,7 @@ from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.experts import GatedExperts
 from paxlite.experiments.parts.linked_stack import LinkedStack
 from paxlite.experiments.parts.stack import Activation, BlockKind
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.embeddings import TokenEmbedding
 from paxlite.layers.norms import UnscaledRmsNorm
@@ -338,4 +338,75 @@ class Gemma4(LinkedBlocks, GatedExperts, Gemma3):  # type: ignore[override]
     return template(ScaledRouter, top_k=self.NUM_EXPERTS_PER_TOKEN, epsilon=self.LAYERNORM_EPSILON)
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class Gemma4_31B(Gemma4):
+  """30,697,345,340 parameters: the text model of gemma-4-31B."""
+
+  NUM_LAYERS = 60
+  NUM_DENSE_BLOCKS = 60
+  NUM_HEADS = 32
+  NUM_KV_HEADS = 16
+  FULL_KV_HEADS = 4
+  KEYS_ARE_VALUES = True
+  MODEL_DIMS = 5376
+  HIDDEN_DIMS = 21504
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]
+
+
+@register
+class Gemma4_26B_A4B(Gemma4):
+  """25,233,141,790 parameters: the text model of gemma-4-26B-A4B, with experts."""
+
+  NUM_LAYERS = 30
+  NUM_HEADS = 16
+  NUM_KV_HEADS = 8
+  FULL_KV_HEADS = 2
+  KEYS_ARE_VALUES = True
+  MODEL_DIMS = 2816
+  HIDDEN_DIMS = 2112
+  EXPERT_HIDDEN_DIMS = 704
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]
+
+
+@register
+class Gemma4E2B(Gemma4):
+  """4,628,569,379 parameters: the text model of gemma-4-E2B.
+
+  The sizes are those of text_config in the published config.json. Of the parameters, 2,348,810,240
+  are the table of the blocks' embeddings.
+  """
+
+  NUM_LAYERS = 35
+  NUM_DENSE_BLOCKS = 35
+  NUM_HEADS = 8
+  NUM_KV_HEADS = 1
+  MODEL_DIMS = 1536
+  HIDDEN_DIMS = 6144
+  SLIDING_WINDOW = 512
+  ATTENTION_PATTERN: list[AttentionKind] = ['sliding', 'sliding', 'sliding', 'sliding', 'full']
+  PER_LAYER_EMBEDDING_DIMS = 256
+  NUM_KV_SHARED_LAYERS = 20
+  KV_SHARED_HIDDEN_DIMS = 12288
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class Gemma4E4B(Gemma4):
+  """7,463,013,418 parameters: the text model of gemma-4-E4B.
+
+  The sizes are those of text_config in the published config.json. Of the parameters, 2,818,572,288
+  are the table of the blocks' embeddings.
+  """
+
+  NUM_LAYERS = 42
+  NUM_DENSE_BLOCKS = 42
+  NUM_HEADS = 8
+  NUM_KV_HEADS = 2
+  MODEL_DIMS = 2560
+  HIDDEN_DIMS = 10240
+  SLIDING_WINDOW = 512
+  PER_LAYER_EMBEDDING_DIMS = 256
+  NUM_KV_SHARED_LAYERS = 18
+  ICI_MESH_SHAPE = [1, 8, 1]

@@ -3,10 +3,11 @@
 from typing import Literal
 
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.attention import QkNorm
 from paxlite.experiments.parts.experts import GatedExperts, Router
 from paxlite.experiments.parts.partial_positions import PartialPositions
 from paxlite.experiments.parts.prediction import MultiTokenPrediction
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 
 
 class GLM4(PartialPositions, LLaMA):
@@ -37,4 +38,47 @@ class GLM4Moe(MultiTokenPrediction, PartialPositions, GatedExperts, LLaMA):
   AUX_LOSS_COEF = 0.0001
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class GLM4_9B(GLM4):
+  """9,400,279,040 parameters: GLM-4-9B-0414, with biases of queries, keys and values."""
+
+  NUM_LAYERS = 40
+  NUM_HEADS = 32
+  NUM_KV_HEADS = 2
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 13696
+  USE_QKV_BIAS = True
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class GLM4_5_Air(GLM4Moe):
+  """106,852,251,264 parameters: GLM-4.5-Air; a token uses 12 billion of them."""
+
+  NUM_LAYERS = 46
+  NUM_HEADS = 96
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 10944
+  EXPERT_HIDDEN_DIMS = 1408
+  NUM_EXPERTS = 128
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class GLM4_5_355B(GLM4Moe):
+  """352,797,829,024 parameters: GLM-4.5; a token uses 32 billion of them."""
+
+  NUM_LAYERS = 92
+  NUM_HEADS = 96
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 5120
+  HIDDEN_DIMS = 12288
+  EXPERT_HIDDEN_DIMS = 1536
+  NUM_EXPERTS = 160
+  NUM_DENSE_BLOCKS = 3
+  EXPERT_WEIGHT_SCALE = 2.5
+  QK_NORM: QkNorm = 'per_head'
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 32, 1]

@@ -11,7 +11,7 @@ from paxlite.experiments.deepseek_sparse import DeepSeekV3_2
 from paxlite.experiments.glm_latent.layers import IndexSharedAttention, IndexSourceAttention
 from paxlite.experiments.parts.linked_stack import LinkedStack
 from paxlite.experiments.parts.stack import BlockKind
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 from paxlite.layers.linked_block import LinkedBlock
 
 
@@ -98,4 +98,35 @@ class GLM5(SharedIndexers):
   INDEXER_ROPE_LAYOUT: Literal['interleaved', 'half'] = 'interleaved'
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class GLM4_7_Flash(GLM4MoeLite):
+  """29,943,393,920 parameters: GLM-4.7-Flash; a token uses 3.9 billion of them."""
+
+  NUM_LAYERS = 47
+  NUM_HEADS = 20
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 10240
+  MAX_SEQ_LEN = 8192
+  NUM_EXPERTS = 64
+  NUM_EXPERTS_PER_TOKEN = 4
+  EXPERT_HIDDEN_DIMS = 1536
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class GLM5_744B(GLM5):
+  """743,911,218,432 parameters: GLM-5; a token uses 40 billion of them."""
+
+  NUM_LAYERS = 78
+  NUM_HEADS = 64
+  MODEL_DIMS = 6144
+  HIDDEN_DIMS = 12288
+  MAX_SEQ_LEN = 4096
+  NUM_DENSE_BLOCKS = 3
+  NUM_EXPERTS = 256
+  NUM_EXPERTS_PER_TOKEN = 8
+  EXPERT_HIDDEN_DIMS = 2048
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 64, 1]

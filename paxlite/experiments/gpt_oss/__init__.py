@@ -6,7 +6,7 @@ from paxlite.experiments.parts.attention_sinks import AttentionSinkLogits
 from paxlite.experiments.parts.experts import GatedExperts
 from paxlite.experiments.parts.positions import RopeScaling
 from paxlite.experiments.parts.stack import Activation
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 
 
 class GptOss(AttentionSinkLogits, GatedExperts, LLaMA):
@@ -33,4 +33,29 @@ class GptOss(AttentionSinkLogits, GatedExperts, LLaMA):
   USE_ROUTER_BIAS = True
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class GptOss20B(GptOss):
+  """20,914,757,184 parameters: gpt-oss-20b; a token uses 3.6 billion of them."""
+
+  NUM_LAYERS = 24
+  NUM_HEADS = 64
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 2880
+  HIDDEN_DIMS = 2880
+  NUM_EXPERTS = 32
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]
+
+
+@register
+class GptOss120B(GptOss):
+  """116,829,156,672 parameters: gpt-oss-120b; a token uses 5.1 billion of them."""
+
+  NUM_LAYERS = 36
+  NUM_HEADS = 64
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 2880
+  HIDDEN_DIMS = 2880
+  NUM_EXPERTS = 128
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 8, 1]

@@ -7,7 +7,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.embedding_factors import EmbeddingFactors
 from paxlite.experiments.parts.experts import GatedExperts
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 
 _MAMBA: list[AttentionKind] = ['mamba2']
 
@@ -50,4 +50,24 @@ class GraniteHybrid(Mamba2Layers, GatedExperts, Granite):
     return super().num_first_blocks if self.has_any_experts else 0
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class Granite3_2B(Granite):
+  """2,533,531,648 parameters: granite-3.0-2b, with tied embedding."""
+
+  NUM_LAYERS = 40
+  NUM_HEADS = 32
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 8192
+  SEPARATE_EMBEDDING = False
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class Granite3_8B(Granite3_2B):
+  """8,170,848,256 parameters: granite-3.0-8b, with tied embedding."""
+
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 12800
+  ATTENTION_FACTOR = 0.0078125
+  LOGITS_DIVISOR = 16.0

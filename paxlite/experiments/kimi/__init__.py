@@ -8,7 +8,7 @@ from paxlite.experiments.deepseek import DeepSeekV3
 from paxlite.experiments.hybrid.layers_with_state import LayersWithState
 from paxlite.experiments.kimi.layers import KimiDeltaAttention, SigmoidGatedRmsNorm
 from paxlite.experiments.parts.attention import AttentionKind
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 
 
 class KimiDeltaLayers(LayersWithState, subject='Kimi Delta Attention'):
@@ -49,6 +49,9 @@ class KimiDeltaLayers(LayersWithState, subject='Kimi Delta Attention'):
     return 18.0 * self.KDA_HEADS * self.KDA_HEAD_DIMS**2
 
 
+_KDA: list[AttentionKind] = ['kimi_delta', 'kimi_delta', 'kimi_delta', 'full_nope']
+
+
 class KimiLinear(KimiDeltaLayers, DeepSeekV3):
   """Kimi Linear: a delta rule that decays by channel, latent attention, DeepSeek-V3's experts."""
 
@@ -62,7 +65,18 @@ class KimiLinear(KimiDeltaLayers, DeepSeekV3):
   NUM_EXPERT_GROUPS = 1
   NUM_EXPERT_GROUPS_PER_TOKEN = 1
   EXPERT_WEIGHT_SCALE = 2.446
-  ATTENTION_PATTERN: list[AttentionKind] = [*3 * ['kimi_delta'], 'full_nope']
+  ATTENTION_PATTERN: list[AttentionKind] = _KDA
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class KimiLinear_48B_A3B(KimiLinear):
+  """49,122,681,728 parameters: Kimi-Linear-48B-A3B; a token uses 3 billion of them."""
+
+  NUM_LAYERS = 27
+  NUM_HEADS = 32
+  MODEL_DIMS = 2304
+  HIDDEN_DIMS = 9216
+  EXPERT_HIDDEN_DIMS = 1024
+  ATTENTION_PATTERN = [*6 * _KDA, *_KDA[1:]]
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]

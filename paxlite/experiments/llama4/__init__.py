@@ -14,7 +14,7 @@ from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.attention_temperature import AttentionTemperature
 from paxlite.experiments.parts.experts import GatedExperts, Router
 from paxlite.experiments.parts.stack import BlockKind
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 from paxlite.layers.norms import UnscaledRmsNorm
 
 
@@ -123,4 +123,25 @@ class Llama4(AttentionTemperature, ChunkedLayers, GatedExperts, LLaMA):
     return experts
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class Llama4Scout(Llama4):
+  """107,769,861,120 parameters: the text model of Llama-4-Scout-17B-16E."""
+
+  NUM_LAYERS = 48
+  USE_UNSCALED_QK_NORM = True
+  ROPE_FACTOR = 16.0
+  ROPE_HIGH_FREQUENCY_FACTOR = 1.0
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]
+
+
+@register
+class Llama4Maverick(Llama4):
+  """400,711,848,960 parameters: the text model of Llama-4-Maverick-17B-128E."""
+
+  NUM_LAYERS = 48
+  NUM_EXPERTS = 128
+  NUM_DENSE_BLOCKS = 1
+  BLOCKS_PER_LAYER = 2
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 8, 1]

@@ -4,7 +4,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import QkNorm
 from paxlite.experiments.parts.experts import GatedExperts, Router
 from paxlite.experiments.parts.partial_positions import PartialPositions
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 
 
 class MiniMaxM2(PartialPositions, GatedExperts, LLaMA):
@@ -23,4 +23,15 @@ class MiniMaxM2(PartialPositions, GatedExperts, LLaMA):
   NUM_EXPERTS_PER_TOKEN = 8
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class MiniMaxM2_230B(MiniMaxM2):
+  """228,689,764,864 parameters: MiniMax-M2; a token uses 10 billion of them."""
+
+  NUM_LAYERS = 62
+  NUM_HEADS = 48
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 3072
+  HIDDEN_DIMS = 1536
+  NUM_EXPERTS = 256
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 16, 1]

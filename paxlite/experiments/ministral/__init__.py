@@ -3,7 +3,7 @@
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention_temperature import AttentionTemperature
 from paxlite.experiments.parts.positions import RopeScaling
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 
 
 class Ministral3(AttentionTemperature, LLaMA):
@@ -21,4 +21,13 @@ class Ministral3(AttentionTemperature, LLaMA):
   ATTENTION_TEMPERATURE_SCALE = 0.1
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class Ministral3_8B(Ministral3):
+  """8,489,553,920 parameters: the text model of Ministral-3-8B-2512."""
+
+  NUM_LAYERS = 34
+  NUM_HEADS = 32
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 14336
+  ICI_MESH_SHAPE = [1, 8, 1]

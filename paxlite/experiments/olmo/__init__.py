@@ -11,7 +11,7 @@ from paxlite.experiments.parts.experts import GatedExperts
 from paxlite.experiments.parts.local_positions import LocalPositions
 from paxlite.experiments.parts.positions import RopeScaling
 from paxlite.experiments.parts.stack import BlockKind
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 
 
 class OLMo2(LLaMA):
@@ -66,4 +66,98 @@ class OLMoE(GatedExperts, LLaMA):
   NORMALIZE_EXPERT_WEIGHTS = False
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class OLMoHybrid_7B(OLMoHybrid):
+  """7,430,870,688 parameters: Olmo-Hybrid-7B."""
+
+  NUM_LAYERS = 32
+  NUM_HEADS = 30
+  MODEL_DIMS = 3840
+  HIDDEN_DIMS = 11_008
+  DELTA_KEY_HEADS = 30
+  DELTA_VALUE_HEADS = 30
+  DELTA_KEY_DIMS = 96
+  DELTA_VALUE_DIMS = 192
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class OLMo2_1B(OLMo2):
+  """1,484,916,736 parameters: OLMo-2-0425-1B."""
+
+  NUM_LAYERS = 16
+  NUM_HEADS = 16
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 8192
+  PERCORE_BATCH_SIZE = 2
+
+
+@register
+class OLMo2_7B(OLMo2):
+  """7,298,617,344 parameters: OLMo-2-1124-7B."""
+
+  NUM_LAYERS = 32
+  NUM_HEADS = 32
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 11008
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class OLMo2_13B(OLMo2):
+  """13,716,198,400 parameters: OLMo-2-1124-13B."""
+
+  NUM_LAYERS = 40
+  NUM_HEADS = 40
+  MODEL_DIMS = 5120
+  HIDDEN_DIMS = 13824
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class OLMo2_32B(OLMo2):
+  """32,234,279,936 parameters: OLMo-2-0325-32B."""
+
+  NUM_LAYERS = 64
+  NUM_HEADS = 40
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 5120
+  HIDDEN_DIMS = 27648
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]
+
+
+@register
+class OLMo3_7B(OLMo3):
+  """7,298,011,136 parameters: Olmo-3-1025-7B."""
+
+  NUM_LAYERS = 32
+  NUM_HEADS = 32
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 11008
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class OLMo3_32B(OLMo3):
+  """32,233,522,176 parameters: Olmo-3-1125-32B."""
+
+  NUM_LAYERS = 64
+  NUM_HEADS = 40
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 5120
+  HIDDEN_DIMS = 27648
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]
+
+
+@register
+class OLMoE_1B_7B(OLMoE):
+  """6,919,161,856 parameters: OLMoE-1B-7B; a token uses 1.3 billion of them."""
+
+  NUM_LAYERS = 16
+  NUM_HEADS = 16
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 1024
+  VOCAB_SIZE = 50304
+  ICI_MESH_SHAPE = [1, 8, 1]

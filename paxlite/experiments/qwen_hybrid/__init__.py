@@ -9,9 +9,9 @@ from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.partial_positions import PartialPositions
 from paxlite.experiments.parts.prediction import MultiTokenPrediction
 from paxlite.experiments.parts.stack import BlockKind
-from paxlite.experiments.published_models import define
 from paxlite.experiments.qwen import Qwen3, Qwen3Moe
 from paxlite.experiments.qwen_hybrid.output_gate import OutputGate
+from paxlite.experiments.registry import register
 
 
 class Qwen3_5(MultiTokenPrediction, PartialPositions, DeltaNetLayers, Qwen3, subject='Attention'):
@@ -60,4 +60,41 @@ class Qwen3Next(Qwen3_5Moe):
   NUM_EXPERTS_PER_TOKEN = 10
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class Qwen3_5_9B(Qwen3_5):
+  """8,953,803,264 parameters: the text model of Qwen3.5-9B."""
+
+  NUM_LAYERS = 32
+  NUM_HEADS = 16
+  NUM_KV_HEADS = 4
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 12_288
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class Qwen3_5_35B_A3B(Qwen3_5Moe):
+  """34,660,610,688 parameters: the text model of Qwen3.5-35B-A3B; a token uses 3 billion."""
+
+  NUM_LAYERS = 40
+  NUM_HEADS = 16
+  NUM_KV_HEADS = 2
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 512
+  EXPERT_HIDDEN_DIMS = 512
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]
+
+
+@register
+class Qwen3_Next_80B_A3B(Qwen3Next):
+  """79,674,391,296 parameters: Qwen3-Next-80B-A3B; a token uses 3 billion of them."""
+
+  NUM_LAYERS = 48
+  NUM_HEADS = 16
+  NUM_KV_HEADS = 2
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 5120
+  EXPERT_HIDDEN_DIMS = 512
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 4, 1]

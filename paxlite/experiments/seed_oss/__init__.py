@@ -1,7 +1,7 @@
 """Seed-OSS, without a dataset."""
 
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 
 
 class SeedOss(LLaMA):
@@ -17,4 +17,14 @@ class SeedOss(LLaMA):
   USE_FFN_BIAS = False
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class SeedOss36B(SeedOss):
+  """36,151,104,512 parameters: Seed-OSS-36B."""
+
+  NUM_LAYERS = 64
+  NUM_HEADS = 80
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 5120
+  HIDDEN_DIMS = 27648
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]

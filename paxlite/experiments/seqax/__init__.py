@@ -15,7 +15,7 @@ from flax import linen as nn
 from paxlite.config.templates import template
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.stack import Activation
-from paxlite.experiments.published_models import define
+from paxlite.experiments.registry import register
 from paxlite.layers.attention.attention import Attention, DotProductAttention, SeparateQkv
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.projection import Projection
@@ -101,4 +101,53 @@ def _fan_in(size: int) -> fdl.Config:
   return fdl.Config(nn.initializers.truncated_normal, stddev=1 / math.sqrt(size) / _TRUNCATED_STD)
 
 
-__getattr__ = define(globals())  # the published sizes: models.json
+@register
+class Seqax84M(Seqax):
+  """100,672,000 parameters."""
+
+  NUM_HEADS = 8
+  MODEL_DIMS = 512
+  HIDDEN_DIMS = 4096
+  LEARNING_RATE = 3e-3
+  MAX_STEPS = 26_000
+  CHECKPOINT_EVERY_N_STEPS = 2600
+
+
+@register
+class Seqax270M(Seqax):
+  """335,561,728 parameters."""
+
+  NUM_HEADS = 16
+  MODEL_DIMS = 1024
+  HIDDEN_DIMS = 8192
+  MAX_STEPS = 92_000
+  CHECKPOINT_EVERY_N_STEPS = 9200
+
+
+@register
+class Seqax540M(Seqax):
+  """671,123,456 parameters."""
+
+  NUM_HEADS = 16
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 8192
+  MAX_STEPS = 185_000
+  CHECKPOINT_EVERY_N_STEPS = 4000
+
+
+@register
+class Seqax1B(Seqax540M):
+  """1,073,776,640 parameters."""
+
+  HIDDEN_DIMS = 16384
+  LEARNING_RATE = 1e-5
+  MAX_STEPS = 370_000
+  CHECKPOINT_EVERY_N_STEPS = 10_000
+
+
+@register
+class Seqax2B(Seqax1B):
+  """2,147,553,280 parameters."""
+
+  MODEL_DIMS = 4096
+  MAX_STEPS = 740_000
