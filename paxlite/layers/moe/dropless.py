@@ -180,10 +180,13 @@ def _local(
   x_PD = permuted(x_JMD.reshape(J * M, D), permutation, X)
   # Hidden units are multiplied by the weights of their tokens: they are narrower than the outputs,
   # and no gradient needs the outputs, which are not computed again. Slots of no choice get 0, so
-  # that they add nothing to the gradients of the experts.
+  # that they add nothing to the gradients of the experts, and their hidden units 0: an expert may
+  # overflow for a token that did not choose it, and infinity · 0 is not a number.
   scale_P1 = permuted(weights_JMX.reshape(R, 1), permutation, 1)
-  scale_P1 = jnp.where(permutation.choice_P[:, None] < R, scale_P1, 0)
-  y_PD = _product(x_PD, weights, sizes_E, activation, R, scale_P1)
+  is_taken_P1 = permutation.choice_P[:, None] < R
+  scale_P1 = jnp.where(is_taken_P1, scale_P1, 0)
+  of_taken = lambda *hidden: activation(*(jnp.where(is_taken_P1, h, 0) for h in hidden))
+  y_PD = _product(x_PD, weights, sizes_E, of_taken, R, scale_P1)
   return summed(y_PD, permutation, X).reshape(J, M, D)
 
 
