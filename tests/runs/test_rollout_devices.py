@@ -1,13 +1,21 @@
 """Devices that generate beside those that train, and how old answers become."""
 
+import concurrent.futures
+import threading
+import time
 import types
 
 import fiddle as fdl
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import parsed
+from paxlite.finetuning.distillation.on_policy import TaughtRollouts
 from paxlite.finetuning.reinforcement.policy_loss import STALENESS
+from paxlite.finetuning.reinforcement.rollout_devices import Generation
+from paxlite.finetuning.reinforcement.rollouts import RunFiles
 from paxlite.report import tables
 from paxlite.report.records import read_runs
 from tests.runs import test_rollouts
@@ -126,6 +134,16 @@ def test_devices_that_cannot_generate_are_refused(files, values, match):
     refused()
 
 
+def test_a_step_is_compiled_for_the_devices_that_train(files):
+  e = experiment(files).replaced(ROLLOUT_DEVICES=2, ICI_MESH_SHAPE=[1, 6, 1])
+
+  class Device(types.SimpleNamespace):
+    __hash__ = object.__hash__
+
+  devices = [Device(id=i, platform='cpu', process_index=0) for i in range(8)]
+  assert [*e.mesh(devices).devices.flat] == devices[:6]
+
+
 @pytest.mark.slow
 def test_several_processes_are_refused(files, tmp_path):
   given = [*flags(files), *set_to(ROLLOUT_DEVICES=2, MAX_STALENESS=1)]
@@ -133,6 +151,86 @@ def test_several_processes_are_refused(files, tmp_path):
     _, said = process.communicate(timeout=300)
     assert process.returncode == 2, said
     assert 'ROLLOUT_DEVICES=2 is for one process, and this run has 2' in said
+
+
+@pytest.mark.parametrize('ahead', [1, 2])
+def test_a_save_waits_for_generation_and_a_step_does_not(files, tmp_path, ahead):
+  """Also where a rollout has several steps; each is generated once it may be."""
+  values = dict(MAX_STALENESS=2 * ahead, UPDATES_PER_BATCH=2)
+  e = experiment(files, **values)
+  rollouts, may, fails = fdl.build(e.train_input()), threading.Semaphore(0), threading.Event()
+
+  def go_on(params, episodes, judges, seed, is_enough):
+    assert may.acquire(timeout=20), 'training waits for it'
+    assert not fails.is_set(), 'it fails'
+    for episode in episodes:
+      episode.append([5, 2], True, {'role': 'assistant', 'content': ''})
+      episode.is_over = True
+
+  zeros = lambda params, arrays: np.zeros(arrays['ids'].shape, np.float32)
+  rollouts._actor = types.SimpleNamespace(go_on=go_on, placed=lambda params: params, check=None)
+  rollouts._behaviour = rollouts._log_probs = zeros
+  rollouts._judges = types.SimpleNamespace(begin=lambda episodes: lambda: np.ones(len(episodes)))
+  rollouts._generation = Generation(ahead, True)
+  rollouts.run_files = RunFiles(tmp_path / 'rollouts', True, lambda: 0)
+  batches = rollouts.device_batches(NamedSharding(e.mesh(), PartitionSpec()), 0)
+  for number in range(2 * ahead):
+    if number % 2 == 0:
+      may.release()
+    batches.draw(None)  # the rollouts after it are not made yet
+  with concurrent.futures.ThreadPoolExecutor(1) as thread:
+    save = thread.submit(batches.state, 2 * ahead)
+    assert concurrent.futures.wait([save], 0.2).not_done
+    may.release(ahead)
+    saved = parsed(save.result())
+  assert saved['next'] == saved['begun'] == 2 * ahead
+  assert saved['position'] == 2 * ahead * 4
+  assert len([*(tmp_path / 'rollouts').glob('*.episodes')]) == 2 * ahead
+  fails.set()
+  may.release()
+  batches.draw(None)
+  failed = parsed(batches.state(2 * ahead + 1))
+  assert [failed[key] for key in ('begun', 'position')] == [2 * ahead, 2 * ahead * 4]
+  batches.close()
+
+
+class Endless:
+  """An engine whose answers do not end."""
+
+  tokenizer = sampling = params = None
+  ends = ()
+
+  def __init__(self):
+    self.began, self.canceled, self.steps = threading.Event(), [], 0
+
+  def add(self, request):
+    return types.SimpleNamespace(answer=None)
+
+  def step(self, **_):
+    self.began.set()
+    self.steps += 1
+    assert self.steps < 5000, 'nothing ends it'
+    time.sleep(0.01)
+
+  def cancel(self, job):
+    self.canceled.append(job)
+
+
+def test_the_end_of_a_run_ends_what_is_generated(files):
+  options = fdl.build(experiment(files).train_input().options)
+  rollouts = TaughtRollouts(options, ahead=1, beside=True)
+  engine = options.actor.engine = Endless()
+  taught = lambda number, params: rollouts._answered(params, number) if number else []
+  generation = rollouts._generation
+  assert generation.draw(0, taught, lambda: None) == []
+  assert engine.began.wait(20)
+  rollouts.close()
+  assert engine.steps < 5000
+  assert len(engine.canceled) == 16
+  assert generation.finished() == (1, {})
+  assert generation.begun == 1
+  assert generation.draw(5, lambda *_: generation.check(), lambda: None) is None, 'a new run'
+  rollouts.close()
 
 
 @pytest.mark.parametrize('most', [3, 4, 8])

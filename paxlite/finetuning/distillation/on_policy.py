@@ -134,6 +134,8 @@ class TaughtRollouts(AnswerRollouts):
     super().__init__(options)
     self._share, self._teachers = student_share, teachers
     self._generation = Generation[HostBatch](ahead, beside) if ahead else None
+    if self._generation is not None:
+      self._actor.before_step = self._generation.check
     self._num_kept = 0  # rollouts that files have from before a restart
     if teachers is not None:
       for number in range(len(self._prompts)):
@@ -144,8 +146,12 @@ class TaughtRollouts(AnswerRollouts):
   def state(self) -> JsonObject:
     state = {'teachers': self._teachers.fingerprints} if self._teachers else super().state()
     if self._generation is not None:
-      state = {**state, 'next': max(self._num_kept, self._generation.finished()[0])}
+      state = {**state, 'next': max(self._num_kept, self._generation.begun)}
     return state
+
+  def wait(self, state: JsonObject) -> None:
+    if self._generation is not None:
+      self._generation.wait(cast(int, state['next']))
 
   def restore(self, state: JsonObject) -> None:
     super().restore(state)
@@ -167,6 +173,12 @@ class TaughtRollouts(AnswerRollouts):
   def close(self) -> None:
     if self._generation is not None:
       self._generation.close()
+
+  def _rollout(self, params: PyTree, number: int, step: int) -> HostBatch:
+    if step or self._generation is None:
+      return super()._rollout(params, number, step)
+    self._current = number, self._made(params, number)  # its file is there already
+    return self._current[1]
 
   def _made(self, params: PyTree, number: int) -> HostBatch:
     if self._generation is None:

@@ -40,6 +40,9 @@ class Actor:
     max_turns: The most answers of an episode.
     max_seconds: An episode that has taken longer gets no further answer; 0: it may take any time.
     check: Compares what the engine says of tokens with the trainer; None: nothing is compared.
+
+  Attributes:
+    before_step: Is called before each step of the engine in `play`; it may raise to end it.
   """
 
   def __init__(
@@ -72,6 +75,7 @@ class Actor:
       tracks_experts=check is not None,
     )
     self.check, self._mesh = check, mesh
+    self.before_step: Callable[[], None] = lambda: None
     self._encoding, self._max_tokens, self._max_turns = encoding, max_tokens, max_turns
     self._room, self._max_seconds = min(room, max_length), max_seconds
 
@@ -105,13 +109,26 @@ class Actor:
           break
         samples = [(first + i) * self._max_turns + turn for i in open_]
         asked = [self.request(found[i], seed, k) for i, k in zip(open_, samples, strict=True)]
-        for i, answer in zip(open_, self.engine.generate(asked), strict=True):
+        for i, answer in zip(open_, self._answers(asked), strict=True):
           self._said(found[i], answer)
         if judges is not None and turn + 1 < self._max_turns:
           self._replied([found[i] for i in open_ if not found[i].is_over], judges, start)
     finally:
       self.engine.params = None
     return found
+
+  def _answers(self, asked: Sequence[Request]) -> list[Completion]:
+    jobs = [self.engine.add(request) for request in asked]
+    try:
+      while any(job.answer is None for job in jobs):
+        self.before_step()
+        self.engine.step(while_reading=0)
+    finally:
+      for job in jobs:
+        self.engine.cancel(job)
+    for job in jobs:
+      job.check()
+    return [job.answer for job in jobs if job.answer is not None]
 
   def go_on(
     self,

@@ -56,10 +56,19 @@ class Group:
 
 
 class Made(NamedTuple):
-  """A rollout that is not trained on yet: its groups, and what waits for their rewards."""
+  """A rollout that was made.
+
+  Attributes:
+    groups: Its groups.
+    rewards: Waits for their rewards.
+    position: The number of the group that the next one begins with.
+    open: The numbers of those that go on in the next one.
+  """
 
   groups: list[Group]
   rewards: Callable[[], np.ndarray]
+  position: int
+  open: list[int]
 
 
 class AheadRollouts(PolicyRollouts):
@@ -91,7 +100,8 @@ class AheadRollouts(PolicyRollouts):
     super().__init__(options)
     self._behaviour, self._generation = behaviour, Generation[Made](ahead, beside)
     self._further, self._most_rollouts = further, most_rollouts
-    self._open: list[Group] = []
+    self._open: list[Group] = []  # what is being made changes it, and the position
+    self._last = Made([], lambda: np.empty(0), 0, [])  # that was drawn
     self._kept: JsonObject | None = None  # a state whose episodes are in files
     self._first = 0  # the number of the first batch of the rollout that is trained on
 
@@ -102,14 +112,18 @@ class AheadRollouts(PolicyRollouts):
   def state(self) -> JsonObject:
     if self._kept is not None:
       return self._kept
-    next_, made = self._generation.finished()  # what is being made is in no file yet
-    numbers = lambda groups: [group.number for group in groups]
+    next_, made = self._generation.finished()
+    last = [self._last, *made.values()][-1]
     return {
-      'position': self._position,
+      'position': last.position,
       'next': next_,
-      'open': numbers(self._open),
-      'made': {str(rollout): numbers(one.groups) for rollout, one in made.items()},
+      'begun': self._generation.begun,  # a save waits until files say how those go on
+      'open': last.open,
+      'made': {str(rollout): _numbers(one.groups) for rollout, one in made.items()},
     }
+
+  def wait(self, state: JsonObject) -> None:
+    self._generation.wait(state.get('begun', 0))
 
   def restore(self, state: JsonObject) -> None:
     if 'next' in state:
@@ -124,7 +138,7 @@ class AheadRollouts(PolicyRollouts):
       self._load(self._kept)
     self._first = number * self._steps
     make = functools.partial(self._make, self._first)
-    made = self._generation.draw(number, make, lambda: self._actor.placed(params))
+    made = self._last = self._generation.draw(number, make, lambda: self._actor.placed(params))
     rewards = made.rewards()
     self.measured = self._generation.measured(start)
     return _episodes(made.groups), filled(rewards.reshape(-1, self._group_size))
@@ -153,18 +167,18 @@ class AheadRollouts(PolicyRollouts):
     self._note_probabilities(params, episodes, now)
     ended, self._open = self._divided()
     if (files := self.run_files) is not None:
-      content = json.dumps({'made': _to_json(ended), 'open': _to_json(self._open)})
-      arrays = {_KIND: np.frombuffer(content.encode(), np.uint8)}
+      content = {'made': _to_json(ended), 'open': _to_json(self._open), 'position': self._position}
+      arrays = {_KIND: np.frombuffer(json.dumps(content).encode(), np.uint8)}
       self._written(lambda: kept_rollouts.write(files, rollout, arrays, self._steps, _KIND))
-    return self._with_rewards(ended)
+    return self._with_rewards(ended, self._position, _numbers(self._open))
 
   def _divided(self) -> tuple[list[Group], list[Group]]:
     """Returns the first groups that have ended, as many as a rollout has, and all others."""
     ended = [group for group in self._open if group.is_over][: self._groups]
     return ended, [group for group in self._open if all(group is not one for one in ended)]
 
-  def _with_rewards(self, groups: list[Group]) -> Made:
-    return Made(groups, self._judges.begin(_episodes(groups)))
+  def _with_rewards(self, groups: list[Group], position: int, open_: list[int]) -> Made:
+    return Made(groups, self._judges.begin(_episodes(groups)), position, open_)
 
   def _group(self, number: int) -> Group:
     (prompt,) = self._drawn(number, 1)
@@ -195,16 +209,22 @@ class AheadRollouts(PolicyRollouts):
     self._kept = None
     made = {int(rollout): numbers for rollout, numbers in state['made'].items()}
     self._position, next_ = int(state['position']), int(state['next'])
+    begun = int(state.get('begun', next_))
     found = {
-      rollout: self._groups_of(rollout, 'made', numbers) for rollout, numbers in made.items()
+      rollout: self._groups_of(rollout, 'made', made.get(rollout))
+      for rollout in [*made, *range(next_, begun)]
     }
-    open_ = self._groups_of(next_ - 1, 'open', state['open'])
+    open_ = self._groups_of(begun - 1, 'open', state['open'] if begun == next_ else None)
     is_whole = open_ is not None and all(groups is not None for groups in found.values())
     if bool(np.all(multihost_utils.process_allgather(np.int32(is_whole)))):
-      self._open = open_ or []
+      self._open, numbers = open_ or [], _numbers(open_ or [])
+      if begun > next_:
+        self._position = self._file(begun - 1)['position']
+      self._last = Made([], lambda: np.empty(0), self._position, numbers)
       for rollout, groups in sorted(found.items()):
-        self._generation.made[rollout] = done(self._with_rewards(groups or []))
-      self._generation.next = next_
+        one = self._with_rewards(groups or [], self._position, numbers)
+        self._generation.made[rollout] = done(one)
+      self._generation.next = begun
       return
     if jax.process_index() == 0:
       log.warning(
@@ -214,13 +234,19 @@ class AheadRollouts(PolicyRollouts):
     again = itertools.chain(*made.values(), state['open'])
     self._open = [self._group(place) for place in sorted(again)]
 
-  def _groups_of(self, rollout: int, kind: str, numbers: Sequence[int]) -> list[Group] | None:
-    """Returns groups that the file of a rollout has; None if it has not these."""
-    if not numbers:
-      return []
+  def _file(self, rollout: int) -> JsonObject:
+    """Returns what the file of a rollout has; nothing if there is none."""
     arrays = None if self.run_files is None else kept_rollouts.read(self.run_files, rollout, _KIND)
-    kept = [] if arrays is None else parsed(arrays[_KIND].tobytes())[kind]
-    if [each['number'] for each in kept] != [*numbers]:
+    return {} if arrays is None else parsed(arrays[_KIND].tobytes())
+
+  def _groups_of(
+    self, rollout: int, kind: str, numbers: Sequence[int] | None
+  ) -> list[Group] | None:
+    """Returns groups that the file of a rollout has; None if it has not these (None: any)."""
+    if numbers is not None and not numbers:
+      return []
+    kept = self._file(rollout).get(kind)
+    if kept is None or (numbers is not None and [each['number'] for each in kept] != [*numbers]):
       return None
     found = []
     for each in kept:
@@ -234,6 +260,10 @@ class AheadRollouts(PolicyRollouts):
 
 def _episodes(groups: Sequence[Group]) -> list[Episode]:
   return [episode for group in groups for episode in group.episodes]
+
+
+def _numbers(groups: Sequence[Group]) -> list[int]:
+  return [group.number for group in groups]
 
 
 def _to_json(groups: Sequence[Group]) -> list[JsonObject]:

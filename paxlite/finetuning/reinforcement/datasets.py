@@ -63,8 +63,11 @@ class AnsweredPrompts(SftFiles, Answering):
       )
 
   def mesh(self, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    if devices is None and self.ROLLOUT_DEVICES:
-      devices = training_devices(self.num_devices, self.ROLLOUT_DEVICES)
+    size, count = self.num_devices, self.ROLLOUT_DEVICES
+    if devices is None and count:
+      devices = training_devices(size, count)
+    elif devices is not None and len(devices) == size + count:
+      devices = devices[:size]
     return super().mesh(devices)
 
   @property

@@ -5,6 +5,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,19 +29,24 @@ def training_devices(mesh_size: int, count: int) -> list[jax.Device] | None:
 
 def rollout_mesh(mesh_size: int, count: int, axes: Sequence[str]) -> Mesh:
   """Returns the mesh of the last `count` devices, all along data; see `training_devices`."""
+  _check_processes(count)
   devices = _devices(mesh_size, count)[mesh_size:]
   shape = [count if axis == 'data' else 1 for axis in axes]
   return Mesh(np.reshape(devices, shape), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
-def _devices(mesh_size: int, count: int) -> list[jax.Device]:
+def _check_processes(count: int) -> None:
   if jax.process_count() > 1:
     raise UserError(
       f'ROLLOUT_DEVICES={count} is for one process, and this run has {jax.process_count()}: '
       'ROLLOUT_DEVICES=0'
     )
+
+
+def _devices(mesh_size: int, count: int) -> list[jax.Device]:
   found = jax.devices()
   if (left := len(found) - count) != mesh_size:
+    _check_processes(count)
     way_out = f'choose ICI_MESH_SHAPE for {left}' if left > 0 else 'ROLLOUT_DEVICES=0'
     raise UserError(
       f'ROLLOUT_DEVICES={count} beside a mesh of {mesh_size}, ICI_MESH_SHAPE × DCN_MESH_SHAPE, '
@@ -71,6 +77,10 @@ class Generation[T]:
   Rollout n is begun when n − `ahead` is drawn, whether training waits for others or not, so that
   the same parameters write it however long anything takes.
 
+  A run that continues from a save has the parameters of that step, and draws next. What was begun
+  before the save was begun at an earlier draw, by parameters that are gone then. So a save, and
+  nothing else, waits until all that was begun before it is in files: see `wait`.
+
   Args:
     ahead: How many rollouts are made before the one that is trained on.
     beside: Whether there is a thread.
@@ -100,28 +110,34 @@ class Generation[T]:
       del self.made[old]
     wanted = [n for n in range(number, number + self._ahead + 1) if n not in self.made]
     params = placed() if wanted else None
+    self._is_closed = False
     for rollout in wanted:
       self.made[rollout] = self._begun(functools.partial(make, rollout), params)
-    self.next = max(self.next, number + self._ahead + 1)
+      self.next = max(self.next, rollout + 1)
     return self.made.pop(number).result()
 
   def finished(self) -> tuple[int, dict[int, T]]:
-    """Waits for what is being made; returns the number of the next one, and those before it.
+    """Returns the number of the first one that is not finished, and those before it, in order."""
+    ended = {n for n, one in self.made.items() if one.done() and not _has_failed(one)}
+    next_ = min([self.next, *(self.made.keys() - ended)])
+    return next_, {n: self.made[n].result() for n in sorted(ended) if n < next_}
 
-    One that has failed is the next one: it raises its error when it is drawn.
-    """
+  @property
+  def begun(self) -> int:
+    """The number of the first one that was not begun, or has failed: it raises when drawn."""
+    return min([self.next, *(n for n, one in self.made.items() if _has_failed(one))])
+
+  def wait(self, end: int) -> None:
+    """Waits until those before the number `end` are made, or have failed."""
     start = time.perf_counter()
-    failed = [rollout for rollout, one in self.made.items() if one.exception()]
+    concurrent.futures.wait([one for n, one in self.made.items() if n < end])
     self._blocked += time.perf_counter() - start
-    next_ = min([self.next, *failed])
-    return next_, {n: one.result() for n, one in sorted(self.made.items()) if n < next_}
 
   def _begun(self, make: Callable[[PyTree], T], params: PyTree) -> Future[T]:
     if not self._beside:
       return done(make(params))
     if self._thread is None:
       self._thread = concurrent.futures.ThreadPoolExecutor(1, 'generation')
-      self._is_closed = False
     return self._thread.submit(self._in_thread, make, params)
 
   def _in_thread(self, make: Callable[[PyTree], T], params: PyTree) -> T:
@@ -152,6 +168,10 @@ class Generation[T]:
     self._is_closed, thread, self._thread = True, self._thread, None
     if thread is not None:
       thread.shutdown(cancel_futures=True)
+
+
+def _has_failed(one: Future[Any]) -> bool:
+  return one.done() and (one.cancelled() or one.exception() is not None)
 
 
 def done[T](value: T) -> Future[T]:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import Json, JsonObject
+from paxlite.core.json_text import Json, JsonObject, parsed
 from paxlite.core.trees import PyTree
 from paxlite.data.base import Batch, one_segment
 from paxlite.data.batch_check import check
@@ -84,12 +84,16 @@ class RolloutInput(abc.ABC):
   def state(self) -> JsonObject:
     """Returns, as JSON, what the next batch depends on besides the parameters and its number.
 
-    Called before each batch, so keep it small; it must be the same in all processes.
+    Called before each batch, so keep it small, and wait for nothing; it must be the same in all
+    processes.
     """
 
   @abc.abstractmethod
   def restore(self, state: JsonObject) -> None:
     """Continues from a result of `state`."""
+
+  def wait(self, state: JsonObject) -> None:  # noqa: B027  most have nothing to wait for
+    """Called before a result of `state` is saved: waits for the files that it needs."""
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes and dtypes of the arrays of a global batch from `next_batch`.
@@ -161,7 +165,7 @@ class RolloutBatches:
 
   def draw(self, params: PyTree) -> dict[str, jax.Array]:
     """Returns the next batch; raises UserError if it is wrong."""
-    self._states[self._number] = self.state(self._number)
+    self._states[self._number] = self._state()
     self._states.pop(self._number - _KEPT, None)
     self._data.measured = dict.fromkeys(self._data.measured, 0.0)  # unless it is measured again
     batch = self._data.next_batch(params, self._number, self._rows)
@@ -178,11 +182,16 @@ class RolloutBatches:
   def state(self, number: int) -> str:
     """Returns the state of the input before the batch of this number, as the text of its JSON.
 
+    Waits for the files that it needs.
+
     Raises:
       UserError: It is not JSON.
     """
-    if number in self._states:
-      return self._states[number]
+    state = self._states.get(number)
+    self._data.wait(parsed(state or self._state()))
+    return state or self._state()  # which says now what was waited for
+
+  def _state(self) -> str:
     state = self._data.state()
     try:
       return json.dumps(state, sort_keys=True)

@@ -57,19 +57,22 @@ class Drawn:
     self.tokenizer, self.sampling, self.ends = encoding.tokenizer, None, []
     self.sampled, self.replied = [], []
 
-  def generate(self, requests):
-    for request in requests:
-      text = self._rng.choice(TEXTS[1:])
-      if self._rng.random() < 0.5:
-        text = f'<think>\nwhy {text}\n</think>\n\n{text}'
-      ids, rest = [], text
-      while rest:  # in pieces, which no tokenizer would have made
-        piece, rest = rest[: (cut := self._rng.randint(1, 6))], rest[cut:]
-        ids += self.tokenizer.encode(piece)
-      (end,) = self._encoding.marked(self.end)
-      self.sampled.append([*ids, end])
-      assert len(request.prompt) + len(ids) < 4000
-      yield types.SimpleNamespace(ids=ids, finish='stop', end=end, spelled=text, scores=[])
+  def add(self, request):
+    text = self._rng.choice(TEXTS[1:])
+    if self._rng.random() < 0.5:
+      text = f'<think>\nwhy {text}\n</think>\n\n{text}'
+    ids, rest = [], text
+    while rest:  # in pieces, which no tokenizer would have made
+      piece, rest = rest[: (cut := self._rng.randint(1, 6))], rest[cut:]
+      ids += self.tokenizer.encode(piece)
+    (end,) = self._encoding.marked(self.end)
+    self.sampled.append([*ids, end])
+    assert len(request.prompt) + len(ids) < 4000
+    answer = types.SimpleNamespace(ids=ids, finish='stop', end=end, spelled=text, scores=[])
+    return types.SimpleNamespace(answer=answer, check=lambda: None)
+
+  def cancel(self, job):
+    pass
 
   def replies(self, episodes):
     self._turns -= 1
