@@ -1,5 +1,6 @@
 """Rollouts made ahead of training, and answers that go on in the next rollout."""
 
+import copy
 import functools
 
 import fiddle as fdl
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from paxlite.finetuning.reinforcement.policy_loss import BEHAVIOUR, OLD, STALENESS
+from paxlite.finetuning.reinforcement.rollout_devices import Generation
 from paxlite.finetuning.reinforcement.rollouts import RunFiles
 from tests.runs import test_rollouts
 from tests.runs.test_rollouts import made
@@ -16,6 +18,9 @@ from tests.runs.test_rollouts import made
 files = test_rollouts.files
 ROWS = slice(0, 16)
 LONG = dict(MAX_SEQ_LEN=128, MAX_NEW_TOKENS=100)
+OLDER = dict(
+  MAX_STALENESS=4, UPDATES_PER_BATCH=2, PARTIAL_ROLLOUTS=1, NUM_MICROBATCHES=4, PACKED_INPUT=True
+)
 
 
 def moved(params, number):
@@ -60,26 +65,22 @@ def test_tokens_have_the_probabilities_of_the_parameters_that_wrote_them(files, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'values',
-  [
-    dict(PARTIAL_ROLLOUTS=2),
-    dict(
-      MAX_STALENESS=4,
-      UPDATES_PER_BATCH=2,
-      PARTIAL_ROLLOUTS=1,
-      NUM_MICROBATCHES=4,
-      PACKED_INPUT=True,
-    ),
-  ],
+  ('values', 'beside'), [(dict(PARTIAL_ROLLOUTS=2), False), (OLDER, False), (OLDER, True)]
 )
-def test_what_is_open_goes_on_after_an_end(files, tmp_path, values, caplog):
+def test_what_is_open_goes_on_after_an_end(files, tmp_path, values, beside, caplog):
+  """Also from a state of a moment when a thread has not yet made what was begun."""
   batches, states = {}, {}
   keep = RunFiles(tmp_path / 'rollouts', True, lambda: 0)
   _, whole, params = made(files, **values, **LONG)
   whole.run_files = keep
+  whole._behaviour = copy.copy(whole._behaviour)
+  whole._generation = Generation(whole._generation._ahead, beside)
   for number in range(6):
     states[number] = whole.state()
     batches[number] = whole.next_batch(moved(params, number), number, ROWS)
+  assert beside == any(state['next'] < state['begun'] for state in states.values())
+  whole.wait(states[3])
+  whole.close()
   for start in (2, 3):
     _, after, _ = made(files, **values, **LONG)
     after.run_files = keep
