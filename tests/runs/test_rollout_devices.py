@@ -227,8 +227,7 @@ def test_the_end_of_a_run_ends_what_is_generated(files):
   rollouts.close()
   assert engine.steps < 5000
   assert len(engine.canceled) == 16
-  assert generation.finished() == (1, {})
-  assert generation.begun == 1
+  assert generation.finished() == (1, 1, {})
   assert generation.draw(5, lambda *_: generation.check(), lambda: None) is None, 'a new run'
   rollouts.close()
 

@@ -146,7 +146,7 @@ class TaughtRollouts(AnswerRollouts):
   def state(self) -> JsonObject:
     state = {'teachers': self._teachers.fingerprints} if self._teachers else super().state()
     if self._generation is not None:
-      state = {**state, 'next': max(self._num_kept, self._generation.begun)}
+      state = {**state, 'next': max(self._num_kept, self._generation.finished()[1])}
     return state
 
   def wait(self, state: JsonObject) -> None:

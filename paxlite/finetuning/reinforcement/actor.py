@@ -40,9 +40,6 @@ class Actor:
     max_turns: The most answers of an episode.
     max_seconds: An episode that has taken longer gets no further answer; 0: it may take any time.
     check: Compares what the engine says of tokens with the trainer; None: nothing is compared.
-
-  Attributes:
-    before_step: Is called before each step of the engine in `play`; it may raise to end it.
   """
 
   def __init__(
@@ -75,7 +72,7 @@ class Actor:
       tracks_experts=check is not None,
     )
     self.check, self._mesh = check, mesh
-    self.before_step: Callable[[], None] = lambda: None
+    self.before_step: Callable[[], None] = lambda: None  # of the engine in play, which it may end
     self._encoding, self._max_tokens, self._max_turns = encoding, max_tokens, max_turns
     self._room, self._max_seconds = min(room, max_length), max_seconds
 

@@ -56,19 +56,12 @@ class Group:
 
 
 class Made(NamedTuple):
-  """A rollout that was made.
-
-  Attributes:
-    groups: Its groups.
-    rewards: Waits for their rewards.
-    position: The number of the group that the next one begins with.
-    open: The numbers of those that go on in the next one.
-  """
+  """A rollout: its groups, and what waits for their rewards."""
 
   groups: list[Group]
   rewards: Callable[[], np.ndarray]
-  position: int
-  open: list[int]
+  position: int  # of the first group that begins after it
+  open: list[int]  # numbers of the groups that go on after it
 
 
 class AheadRollouts(PolicyRollouts):
@@ -101,7 +94,7 @@ class AheadRollouts(PolicyRollouts):
     self._behaviour, self._generation = behaviour, Generation[Made](ahead, beside)
     self._further, self._most_rollouts = further, most_rollouts
     self._open: list[Group] = []  # what is being made changes it, and the position
-    self._last = Made([], lambda: np.empty(0), 0, [])  # that was drawn
+    self._last = Made([], lambda: np.empty(0), 0, [])  # the last one that was drawn
     self._kept: JsonObject | None = None  # a state whose episodes are in files
     self._first = 0  # the number of the first batch of the rollout that is trained on
 
@@ -112,14 +105,14 @@ class AheadRollouts(PolicyRollouts):
   def state(self) -> JsonObject:
     if self._kept is not None:
       return self._kept
-    next_, made = self._generation.finished()
+    next_, begun, made = self._generation.finished()
     last = [self._last, *made.values()][-1]
     return {
       'position': last.position,
       'next': next_,
-      'begun': self._generation.begun,  # a save waits until files say how those go on
+      'begun': begun,  # a save waits until files say how those go on
       'open': last.open,
-      'made': {str(rollout): _numbers(one.groups) for rollout, one in made.items()},
+      'made': {str(rollout): [g.number for g in one.groups] for rollout, one in made.items()},
     }
 
   def wait(self, state: JsonObject) -> None:
@@ -170,15 +163,16 @@ class AheadRollouts(PolicyRollouts):
       content = {'made': _to_json(ended), 'open': _to_json(self._open), 'position': self._position}
       arrays = {_KIND: np.frombuffer(json.dumps(content).encode(), np.uint8)}
       self._written(lambda: kept_rollouts.write(files, rollout, arrays, self._steps, _KIND))
-    return self._with_rewards(ended, self._position, _numbers(self._open))
+    return self._with_rewards(ended)
 
   def _divided(self) -> tuple[list[Group], list[Group]]:
     """Returns the first groups that have ended, as many as a rollout has, and all others."""
     ended = [group for group in self._open if group.is_over][: self._groups]
     return ended, [group for group in self._open if all(group is not one for one in ended)]
 
-  def _with_rewards(self, groups: list[Group], position: int, open_: list[int]) -> Made:
-    return Made(groups, self._judges.begin(_episodes(groups)), position, open_)
+  def _with_rewards(self, groups: list[Group]) -> Made:
+    open_ = [group.number for group in self._open]
+    return Made(groups, self._judges.begin(_episodes(groups)), self._position, open_)
 
   def _group(self, number: int) -> Group:
     (prompt,) = self._drawn(number, 1)
@@ -217,13 +211,10 @@ class AheadRollouts(PolicyRollouts):
     open_ = self._groups_of(begun - 1, 'open', state['open'] if begun == next_ else None)
     is_whole = open_ is not None and all(groups is not None for groups in found.values())
     if bool(np.all(multihost_utils.process_allgather(np.int32(is_whole)))):
-      self._open, numbers = open_ or [], _numbers(open_ or [])
-      if begun > next_:
-        self._position = self._file(begun - 1)['position']
-      self._last = Made([], lambda: np.empty(0), self._position, numbers)
+      self._open = open_ or []
+      self._position = self._file(begun - 1).get('position', self._position)
       for rollout, groups in sorted(found.items()):
-        one = self._with_rewards(groups or [], self._position, numbers)
-        self._generation.made[rollout] = done(one)
+        self._generation.made[rollout] = done(self._with_rewards(groups or []))
       self._generation.next = begun
       return
     if jax.process_index() == 0:
@@ -239,9 +230,7 @@ class AheadRollouts(PolicyRollouts):
     arrays = None if self.run_files is None else kept_rollouts.read(self.run_files, rollout, _KIND)
     return {} if arrays is None else parsed(arrays[_KIND].tobytes())
 
-  def _groups_of(
-    self, rollout: int, kind: str, numbers: Sequence[int] | None
-  ) -> list[Group] | None:
+  def _groups_of(self, rollout: int, kind: str, numbers: list[int] | None) -> list[Group] | None:
     """Returns groups that the file of a rollout has; None if it has not these (None: any)."""
     if numbers is not None and not numbers:
       return []
@@ -260,10 +249,6 @@ class AheadRollouts(PolicyRollouts):
 
 def _episodes(groups: Sequence[Group]) -> list[Episode]:
   return [episode for group in groups for episode in group.episodes]
-
-
-def _numbers(groups: Sequence[Group]) -> list[int]:
-  return [group.number for group in groups]
 
 
 def _to_json(groups: Sequence[Group]) -> list[JsonObject]:

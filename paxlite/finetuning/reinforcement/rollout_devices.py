@@ -5,7 +5,6 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import jax
 import numpy as np
@@ -29,24 +28,19 @@ def training_devices(mesh_size: int, count: int) -> list[jax.Device] | None:
 
 def rollout_mesh(mesh_size: int, count: int, axes: Sequence[str]) -> Mesh:
   """Returns the mesh of the last `count` devices, all along data; see `training_devices`."""
-  _check_processes(count)
-  devices = _devices(mesh_size, count)[mesh_size:]
-  shape = [count if axis == 'data' else 1 for axis in axes]
-  return Mesh(np.reshape(devices, shape), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
-
-
-def _check_processes(count: int) -> None:
   if jax.process_count() > 1:
     raise UserError(
       f'ROLLOUT_DEVICES={count} is for one process, and this run has {jax.process_count()}: '
       'ROLLOUT_DEVICES=0'
     )
+  devices = _devices(mesh_size, count)[mesh_size:]
+  shape = [count if axis == 'data' else 1 for axis in axes]
+  return Mesh(np.reshape(devices, shape), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
 def _devices(mesh_size: int, count: int) -> list[jax.Device]:
   found = jax.devices()
   if (left := len(found) - count) != mesh_size:
-    _check_processes(count)
     way_out = f'choose ICI_MESH_SHAPE for {left}' if left > 0 else 'ROLLOUT_DEVICES=0'
     raise UserError(
       f'ROLLOUT_DEVICES={count} beside a mesh of {mesh_size}, ICI_MESH_SHAPE × DCN_MESH_SHAPE, '
@@ -116,16 +110,16 @@ class Generation[T]:
       self.next = max(self.next, rollout + 1)
     return self.made.pop(number).result()
 
-  def finished(self) -> tuple[int, dict[int, T]]:
-    """Returns the number of the first one that is not finished, and those before it, in order."""
-    ended = {n for n, one in self.made.items() if one.done() and not _has_failed(one)}
-    next_ = min([self.next, *(self.made.keys() - ended)])
-    return next_, {n: self.made[n].result() for n in sorted(ended) if n < next_}
+  def finished(self) -> tuple[int, int, dict[int, T]]:
+    """Returns the first numbers of those not finished and not begun, and what is finished before.
 
-  @property
-  def begun(self) -> int:
-    """The number of the first one that was not begun, or has failed: it raises when drawn."""
-    return min([self.next, *(n for n, one in self.made.items() if _has_failed(one))])
+    One that has failed counts as not begun: it raises its error when it is drawn.
+    """
+    over = {n: one for n, one in self.made.items() if one.done()}  # of one moment
+    failed = [n for n, one in over.items() if one.cancelled() or one.exception()]
+    begun = min([self.next, *failed])
+    next_ = min([begun, *(self.made.keys() - over.keys())])
+    return next_, begun, {n: over[n].result() for n in sorted(over) if n < next_}
 
   def wait(self, end: int) -> None:
     """Waits until those before the number `end` are made, or have failed."""
@@ -168,10 +162,6 @@ class Generation[T]:
     self._is_closed, thread, self._thread = True, self._thread, None
     if thread is not None:
       thread.shutdown(cancel_futures=True)
-
-
-def _has_failed(one: Future[Any]) -> bool:
-  return one.done() and (one.cancelled() or one.exception() is not None)
 
 
 def done[T](value: T) -> Future[T]:

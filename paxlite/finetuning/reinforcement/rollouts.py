@@ -84,8 +84,7 @@ class RolloutInput(abc.ABC):
   def state(self) -> JsonObject:
     """Returns, as JSON, what the next batch depends on besides the parameters and its number.
 
-    Called before each batch, so keep it small, and wait for nothing; it must be the same in all
-    processes.
+    Called before each batch, so keep it small and do not wait; it must be equal in all processes.
     """
 
   @abc.abstractmethod
@@ -180,9 +179,7 @@ class RolloutBatches:
     return to_mesh(batch, self._sharding, self._data.batch_size)
 
   def state(self, number: int) -> str:
-    """Returns the state of the input before the batch of this number, as the text of its JSON.
-
-    Waits for the files that it needs.
+    """Waits for the state of the input before the batch of this number, as the text of its JSON.
 
     Raises:
       UserError: It is not JSON.
