@@ -96,14 +96,13 @@ class Engine:
     self._mesh, self._rules = mesh, rules
     self._shards = 1 if mesh is None else partitioning.num_shards(mesh.shape, rules, 'batch')
     self.most_rows = self._whole(most_rows)
-    self._fixed_slots, self._steady = slots, steady
+    self._fixed_slots, self._steady, self._drafts = slots, steady, drafts
     self._programs: Programs | None = None
     self._its_pool: KVCachePool | None = None
     self._was_idle = True
     # numbers may depend on the call; a module has read the token after each one
     self._has_module = drafts and bool(model.prediction_tpls)
     self._scheduler = Scheduler(slots is None, looks_ahead=int(self._has_module))
-    self._drafts = drafts
     self.num_steps = self.num_tokens = 0
     self._queue: collections.deque[Job] = collections.deque()
     self._any_token: dict[int, jax.Array] = {}  # by the number of rows

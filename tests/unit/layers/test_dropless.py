@@ -17,7 +17,7 @@ def highest_precision():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('sizes', [(256, 0, 512), (256, 0, 2048)])  # of 2560 rows
+@pytest.mark.parametrize('sizes', [(256, 0, 512), (256, 0, 1024)])  # of 1280 rows
 @pytest.mark.parametrize(
   ('kernels', 'platform', 'product'),
   [
@@ -28,16 +28,16 @@ def highest_precision():
 def test_kernels_compute_what_ragged_dot_does(kernels, platform, product, sizes, monkeypatch):
   """Compares results and both gradients, with an empty group, and rows without a group.
 
-  Blocks are multiplied four at a time: two chunks of three are skipped, or the last ones overlap.
+  Blocks are multiplied three at a time: the second chunk is skipped, or begins in the first one.
   """
   monkeypatch.setattr(blocked_matmul, '_COPIES', 1)
   sizes = jnp.array(sizes)
   rng = np.random.default_rng(0)
-  x = jnp.asarray(rng.normal(size=(2560, 128)), jnp.float32)
+  x = jnp.asarray(rng.normal(size=(1280, 128)), jnp.float32)
   w = jnp.asarray(0.1 * rng.normal(size=(3, 128, 128)), jnp.float32)
   assert kernels.refusal(w, platform, 1024) is None
   assert kernels.refusal(w, 'cpu', 1024)
-  is_grouped = (jnp.arange(2560) < sizes.sum())[:, None]
+  is_grouped = (jnp.arange(1280) < sizes.sum())[:, None]
 
   def value(product, x, w):
     y = jnp.where(is_grouped, product(x, w, sizes), 0)
@@ -48,7 +48,7 @@ def test_kernels_compute_what_ragged_dot_does(kernels, platform, product, sizes,
   (_, y2), (dx2, dw2) = grad(jax.lax.ragged_dot, x, w)
   np.testing.assert_allclose(y, y2, atol=2e-6, rtol=2e-6)
   np.testing.assert_allclose(jnp.where(is_grouped, dx, 0), dx2, atol=2e-6, rtol=2e-6)
-  np.testing.assert_allclose(dw, dw2, atol=5e-5, rtol=5e-6)
+  np.testing.assert_allclose(dw, dw2, atol=5e-5)
   np.testing.assert_array_equal(dw[1], 0)
 
 
