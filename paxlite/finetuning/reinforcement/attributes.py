@@ -53,7 +53,10 @@ class Answering(Objective, subject='Reinforcement learning'):
 
   @property
   def ENGINE_TOLERANCE(self) -> Run[float]:
-    """Largest difference of a drawn token's log-probabilities in both before an alarm."""
+    """Largest difference of a drawn token's log-probabilities in both before an alarm.
+
+    Tokens for which both chose other experts are not counted.
+    """
     return 1e-3 if self._is_exact else 1.0
 
   @property

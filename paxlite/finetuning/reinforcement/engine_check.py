@@ -32,6 +32,9 @@ _READ = 'ids', 'labels', 'weights', 'segment_ids', 'segment_pos'
 class Gap(NamedTuple):
   """How far the engine is from the trainer for some drawn tokens.
 
+  Differences are of tokens for which both chose the same experts: where two experts are as good as
+  equal, rounding decides which one a token gets, and its output jumps.
+
   Attributes:
     rollout: The number of the rollout.
     mean: The mean absolute difference of log-probabilities, in nats.
@@ -58,7 +61,7 @@ class EngineCheck:
     rules: Maps logical axes to mesh axes.
     rows: The number of rows that the train step computes at a time, and that are compared.
     interval: The rollouts from one comparison to the next.
-    tolerance: The largest difference of log-probabilities without an alarm.
+    tolerance: The largest difference of log-probabilities without an alarm, with equal experts.
     experts_tolerance: The largest share of tokens with other experts without an alarm.
 
   Attributes:
@@ -116,9 +119,10 @@ class EngineCheck:
     gaps = np.abs(log_probs_BT - drawn_BT)[is_own_BT].astype(np.float64)
     if not gaps.size:
       return
-    others = float((numbers_BT != experts_BT)[is_own_BT].mean())
-    found = float(gaps.mean()), float(gaps.max()), others, gaps.size, bool(numbers_BT.any())
-    self.found.append(Gap(rollout, *found))
+    is_other = (numbers_BT != experts_BT)[is_own_BT]
+    same = gaps[~is_other] if not is_other.all() else np.zeros(1)
+    found = float(same.mean()), float(same.max()), float(is_other.mean()), gaps.size
+    self.found.append(Gap(rollout, *found, bool(numbers_BT.any())))
 
 
 class EngineAlarm(Callback):
