@@ -151,7 +151,8 @@ def test_the_first_node_is_lost(slow_job, losses):
   job.cluster.wait(job.number, lambda found: found['JobState'] != 'RUNNING')
   job.cluster.start_node('n0')
   job.end()
-  assert 'requeued after exit code' not in job.said
+  assert 'restart 0] requeued' not in job.said
+  assert 'restart 1] runs' in job.said
   assert re.search(r'Continuing from the checkpoint of step \d*[05]\.', job.printed)
   assert runs.losses(job.logs) == losses
 
