@@ -55,7 +55,7 @@ def _import(listing: Listing, to: pathlib.Path) -> None:
   to.parent.mkdir(parents=True, exist_ok=True)
   with WeakFileLock(to.with_name(f'.{to.name}.import')):  # other processes wait for this one
     if not to.is_dir():
-      folder, named = _downloaded(listing, to), listing.name.repo
+      folder, named = _downloaded(listing, to), str(listing.name)
       line, *_ = import_published('hf', folder, to, None, None, named=named)
       warn(f'{listing.name} is imported: {line}')
 

@@ -28,7 +28,7 @@ from paxlite.quantization.frozen_weights import put_scheme
 from paxlite.quantization.schemes import Int8
 from paxlite.training.task import Task
 from paxlite.weights.families import family_of, hugging_face_entries
-from paxlite.weights.lora import named_base
+from paxlite.weights.lora import named_base, on_hub
 
 ALPHA = 32.0  # as in the published service: the product of factors is multiplied by ALPHA / rank
 Arrays = Mapping[str, jax.Array]  # by the names of variables
@@ -98,7 +98,7 @@ def load_base(
   return BaseModel(
     e, traverse_util.flatten_dict(params, sep='/'), found.mesh, found.tokenizer, found.max_length,
     found.source.fingerprint, origin := named_base(checkpoint, base_weights),
-    origin or str(found.source.tokenizer or ''),
+    on_hub(origin)[0] or str(found.source.tokenizer or ''),
   )  # fmt: skip
 
 

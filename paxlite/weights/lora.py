@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -96,6 +97,7 @@ class _Adapter:
     root = lambda f: math.sqrt(f.rank) if options.value(e, 'LORA_RS') else f.rank
     number = lambda x: int(x) if x == int(x) else x
     kinds = {n: (f.rank, number(round(f.scale * root(f), 9))) for n, f in self._all.items()}
+    name, revision = on_hub(base)
     rank, alpha = collections.Counter(kinds.values()).most_common(1)[0][0]
 
     def pattern(i: int, usual: float) -> dict[str, float]:
@@ -108,7 +110,8 @@ class _Adapter:
     return {
       'peft_type': 'LORA',
       'task_type': 'CAUSAL_LM',
-      'base_model_name_or_path': base,
+      'base_model_name_or_path': name,
+      'revision': revision,
       'r': rank,
       'lora_alpha': alpha,
       'lora_dropout': options.value(e, 'LORA_DROPOUT'),
@@ -132,6 +135,12 @@ class _Adapter:
   @property
   def _all(self) -> dict[str, Any]:
     return self.linear | self.experts
+
+
+def on_hub(base: str) -> tuple[str, str | None]:
+  """Returns a model's name and its revision, from org/name@revision; of a path, None."""
+  name, _, revision = base.partition('@')
+  return (name, revision) if revision and not os.path.exists(base) else (base, None)
 
 
 def named_base(checkpoint: str, base: str) -> str:

@@ -23,7 +23,7 @@ from paxlite.programs.training import train
 from paxlite.weights import huggingface
 from paxlite.weights.adapter_reader import read_adapter
 from paxlite.weights.commands import export_weights, import_weights
-from paxlite.weights.lora import write_adapter
+from paxlite.weights.lora import on_hub, write_adapter
 from tests.support.families import theirs
 from tests.support.frozen_forms import decoded, sharded
 from tests.support.imported import flat, loaded, nested
@@ -361,6 +361,13 @@ def test_new_tokens_have_the_mean_of_all_rows(names, tmp_path, capsys):
   assert tokenizer.encode(f'w3 {names.split(",")[-1]} w4') == [3, ids[-1], 4]
 
 
+def test_a_revision_is_apart_from_the_name_and_a_path_stays_whole(tmp_path):
+  (there := tmp_path / 'weights@home').mkdir()
+  assert on_hub('org/base@v1.0') == ('org/base', 'v1.0')
+  for name in 'org/base', str(there), '':
+    assert on_hub(name) == (name, None)
+
+
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
 @pytest.mark.parametrize('scheme', ['nf4', 'int8', 'int4'])
@@ -391,6 +398,10 @@ def test_the_adapter_of_a_quantized_base_is_that_of_the_decoded_weights(scheme, 
   export_weights.main([str(tmp_path / 'ours'), '--to=peft', f'--path={tmp_path / "out"}'])
   written = json.loads((tmp_path / 'out' / 'adapter_config.json').read_text())
   assert written['base_model_name_or_path'] == str(tmp_path / 'hf')
+  named = [str(tmp_path / 'ours'), '--to=peft', '--base=org/base@refs/pr/3']
+  export_weights.main([*named, f'--path={tmp_path / "named"}'])
+  read = peft.PeftConfig.from_pretrained(tmp_path / 'named')
+  assert (read.base_model_name_or_path, read.revision) == ('org/base', 'refs/pr/3')
   fresh = lambda name: AutoModelForCausalLM.from_pretrained(
     tmp_path / name, attn_implementation='eager'
   ).eval()
