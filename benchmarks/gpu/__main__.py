@@ -3,8 +3,9 @@
 Trains, decodes and starts models on one GPU, in one process per case, which imports its libraries
 while the case before it is measured. Prints a line after each case, and at the end one table per
 kind of case and the targets with the measured values. Cases that are not installed, fail, or exceed
---minutes are reported, and the others still run. --dry_run lists the cases. --tiny runs the same
-code with small sizes, also on a CPU. --report prints the tables of a JSON file again.
+--minutes are reported, and the others still run. --suite=two trains on two GPUs of one host, and
+compares the losses with those of one. --dry_run lists the cases. --tiny runs the same code with
+small sizes, also on CPUs. --report prints the tables of a JSON file again.
 """
 
 import argparse
@@ -155,6 +156,8 @@ def skipped(name: str, result: Result) -> Result | None:
   capability = result['capability'] or 0.0
   if not reason and capability < variant.capability:
     reason = f'needs compute capability {variant.capability:g}, this is {capability:g}'
+  if not reason and variant.devices > (here := result.get('devices', 1)):
+    reason = f'needs {variant.devices} devices, here is {here}'
   if not reason and kind(name) == 'torch' and model.fitted and not reference(name, result):
     reason = f'{model.fitted} is that of {reference_name(name)}, which there is no result of'
   return {'status': 'skipped', 'reason': reason} if reason else None
@@ -175,8 +178,9 @@ def compare(name: str, result: Result) -> None:
     return
   peak = result['peak_flops']
   if same_device(case, result):
-    case['mfu'] = peak and case['model_flops'] / peak
-    case['share_of_matmul'] = case['model_flops'] / result['matmul']['flops']
+    of_each = case['model_flops'] / find(name)[1].devices
+    case['mfu'] = peak and of_each / peak
+    case['share_of_matmul'] = of_each / result['matmul']['flops']
   if other and same_device(case, other):
     case['ratio'] = case['model_flops'] / other['model_flops']
     case['inverse_ratio'] = 1 / case['ratio']
@@ -185,6 +189,7 @@ def compare(name: str, result: Result) -> None:
   if other and same_steps and case['fitted'] == other['fitted']:
     pairs = zip(case['losses'], other['losses'], strict=True)
     case['loss_differences'] = [abs(a - b) / abs(b) for a, b in pairs]
+    case['largest_difference'] = max(case['loss_differences'])
 
 
 def same_device(one: Result, other: Result) -> bool:

@@ -49,6 +49,8 @@ class Variant:
     environment: Environment variables of its processes.
     texts: Texts of a packed row; 0: rows are not packed.
     reference: A variant with which this one is compared instead of the model's reference.
+    devices: The number of devices, which share the model's batch.
+    processes: The number of processes, which have these devices.
   """
 
   values: Values = dataclasses.field(default_factory=dict)
@@ -59,6 +61,8 @@ class Variant:
   environment: dict[str, str] = dataclasses.field(default_factory=dict)
   texts: int = 0
   reference: str | None = None
+  devices: int = 1
+  processes: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +222,17 @@ def te(use: str, recipe: str, capability: float = 0.0) -> Variant:
   return Variant(values, needs='transformer_engine', capability=capability)
 
 
+def two(reference: str = 'xla', processes: int = 1, **values: Any) -> Variant:
+  return Variant(values, reference=reference, devices=2, processes=processes)
+
+
+def axis(name: str, shape: list[int]) -> Values:
+  """Returns a mesh with an axis beside Pax's three; stages come first."""
+  axes = ['replica', 'data', 'mdl']
+  axes = [name, *axes] if name == 'stage' else [*axes, name]
+  return dict(MESH_AXES=axes, ICI_MESH_SHAPE=shape, DCN_MESH_SHAPE=[1] * 4)
+
+
 VARIANTS = {
   'cpu': Variant(environment={'JAX_PLATFORMS': 'cpu'}),
   'xla': Variant(),
@@ -239,6 +254,15 @@ VARIANTS = {
   'te_layer_mxfp8': te('layer', 'MXFP8', 10),
   'int8_forward': Variant(dict(USE_INT8='forward'), needs='qwix'),
   'int8_forward_backward': Variant(dict(USE_INT8='forward_backward'), needs='qwix'),
+  'two_replica': two(ICI_MESH_SHAPE=[2, 1, 1]),
+  'two_data': two(ICI_MESH_SHAPE=[1, 2, 1]),
+  'two_mdl': two(ICI_MESH_SHAPE=[1, 1, 2]),
+  'two_context': two(**axis('context', [1, 1, 1, 2]), CONTEXT_ATTENTION='ring'),
+  'two_stage': two(
+    **axis('stage', [2, 1, 1, 1]), USE_REPEATED_LAYER=True, NUM_MICROBATCHES=4, UNROLL_LAYERS=[]
+  ),
+  'two_expert': two('xla_dropless', **axis('expert', [1, 1, 1, 2]), USE_DROPLESS_MOE=True),
+  'two_processes': two(processes=2, DCN_MESH_SHAPE=[1, 2, 1]),
   'torch': Variant(kind='torch', options=dict(compiled=True), needs='transformers'),
   'torch_eager': Variant(kind='torch', options=dict(compiled=False), needs='transformers'),
 }
@@ -299,6 +323,22 @@ SUITES: dict[str, list[str]] = {
     'llama7b_decode_b8/xla',
   ],
   'start': ['llama7b_start/xla'],
+  # Of float32, where a wrong sum of two devices shows, and then of usual sizes.
+  'two': [
+    'small/xla',
+    'small/two_data',
+    'small/two_processes',
+    'small/two_context',
+    'small/two_mdl',
+    'small/two_stage',
+    'gpt126m_b16/xla',
+    'gpt126m_b16/two_data',
+    'gpt126m_b16/two_processes',
+    'gpt126m_b16/two_context',
+    'glam126m/xla_dropless',
+    'glam126m/two_expert',
+    'gpt126m_b16/two_replica',
+  ],
   'peers': [
     'gpt126m_b16/xla',
     'gpt126m_b16/torch',
@@ -338,6 +378,12 @@ SUITES: dict[str, list[str]] = {
   ],
 }
 
+
+def find(name: str) -> tuple[Model, Variant]:
+  model, _, variant = name.partition('/')
+  return MODELS[model], VARIANTS[variant]
+
+
 _GPT126M = ('gpt126m/xla', 'gpt126m_b8/xla', 'gpt126m_b16/xla', 'gpt126m_b32/xla')
 _LLAMA7B = (
   'llama7b_dots/xla',
@@ -369,6 +415,12 @@ TARGETS = [
   Target('GPT126M, against torch', 'inverse_ratio', None, _GPT_TORCH),
   Target("LLaMA 7B's width, against torch", 'inverse_ratio', None, _LLAMA_TORCH),
   Target('flash attention against none', 'inverse_ratio', None, _NO_FLASH),
+  *(
+    Target(f'{name}, losses against one GPU', 'largest_difference', bound, (name,), at_most=True)
+    for name in SUITES['two']
+    if find(name)[1].devices == 2
+    for bound in [1e-4 if name.startswith('small/') else 1e-2]
+  ),
 ]
 
 # Bytes/s of one device by its data sheet; the first entry that matches whole words counts.
@@ -378,11 +430,6 @@ BANDWIDTHS = {
   'H100': 3.35e12,
   'H200': 4.8e12,
 }
-
-
-def find(name: str) -> tuple[Model, Variant]:
-  model, _, variant = name.partition('/')
-  return MODELS[model], VARIANTS[variant]
 
 
 def kind(name: str) -> str:

@@ -48,6 +48,7 @@ def describe(tiny: bool) -> Result:
     'tiny': tiny,
     'device': device.device_kind,
     'platform': device.platform,
+    'devices': jax.device_count(),
     'capability': None if capability is None else float(capability),
     'memory': memory_limit(device, tiny),
     'driver': driver(),

@@ -192,6 +192,7 @@ def target_row(target: Target, result: Result) -> str:
     'ratio': lambda x: f'{x:.2f} ×',
     'inverse_ratio': lambda x: f'{x:.2f} ×',
     'second_seconds': lambda x: f'{x:.1f} s',
+    'largest_difference': lambda x: f'{x:.1e}',
   }.get(target.quantity, lambda x: f'{x:.1%}')
   sign = '≤' if target.at_most else '≥'
   bound = '–' if target.bound is None else f'{sign} {word(target.bound)}'
@@ -239,6 +240,7 @@ def dry_row(name: str, e: Any, seconds: float) -> str:
   shape = f'{rows} × 1' if is_decode else f'{rows} × {e.MAX_SEQ_LEN}'
   needs = [f'needs {variant.needs}'] if variant.needs else []
   needs += [f'compute capability {variant.capability:g}'] if variant.capability else []
+  needs += [f'{variant.devices} devices'] if variant.devices > 1 else []
   what = ', '.join([kind(name) if kind(name) != 'train' else str(e.backend), *needs])
   state = {'decode': 2, 'start': START_BYTES}.get(kind(name), STATE_BYTES) * count / 2**30
   return f'{name:36} {number:>12} {count:>14,} {state:9.3g} {shape:>10} {seconds:7.0f}  {what}'

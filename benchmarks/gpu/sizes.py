@@ -22,7 +22,7 @@ GUESSED_BANDWIDTH = 0.7 * 3.35e12
 
 
 def experiment(case: str, tiny: bool, **changes: Any) -> Any:
-  """Returns the experiment of a case, for one device."""
+  """Returns the experiment of a case, for its devices."""
   module, _, name = find(case)[0].experiment.rpartition('.')
   found = getattr(importlib.import_module(module), name)(**attributes(case, tiny) | changes)
   found.validate()
@@ -30,7 +30,7 @@ def experiment(case: str, tiny: bool, **changes: Any) -> Any:
 
 
 def attributes(case: str, tiny: bool) -> Values:
-  """Returns the attributes of a case's experiment, for one device."""
+  """Returns the attributes of a case's experiment; several devices share the batch of one."""
   model, variant = find(case)
   module, _, name = model.experiment.rpartition('.')
   one = dict(
@@ -41,6 +41,9 @@ def attributes(case: str, tiny: bool) -> Values:
   )
   cls = getattr(importlib.import_module(module), name)
   values = cls().plain_backend | one | model.values | (model.tiny if tiny else {})
+  if variant.devices > 1:
+    rows = values.get('PERCORE_BATCH_SIZE', cls().PERCORE_BATCH_SIZE)
+    values |= dict(PERCORE_BATCH_SIZE=rows / variant.devices)
   return values | variant.values
 
 

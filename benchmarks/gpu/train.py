@@ -38,11 +38,16 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   del sizes
   import jax
 
-  device = jax.devices()[0]
-  program = fitting_step(name, device, tiny, most)
+  variant = find(name)[1]
+  of_process = lambda i: [d for d in jax.devices() if d.process_index == i]
+  each = variant.devices // variant.processes
+  devices = [d for i in range(variant.processes) for d in of_process(i)[:each]]
+  device = jax.local_devices()[0]
+  program = fitting_step(name, devices, tiny, most)
   e = program.experiment
-  made = batches(e, find(name)[1].texts)
-  data = [jax.device_put(next(made), program.sharding) for _ in range(NUM_BATCHES)]
+  made = batches(e, variant.texts)
+  put = lambda x: jax.make_array_from_callback(x.shape, program.sharding, lambda i: x[i])
+  data = [jax.tree.map(put, next(made)) for _ in range(NUM_BATCHES)]
   state = program.task.new(lambda state: state, program.task.abstract)
   jax.block_until_ready((state, data))
   steps, warm_up, queued_steps = TINY_STEPS if tiny else STEPS
@@ -105,7 +110,7 @@ class Program:
   needed: int
 
 
-def compile_step(e: Any, device: Any, texts: int) -> Program:
+def compile_step(e: Any, devices: list[Any], texts: int) -> Program:
   """Returns the step that training compiles, before there is a state."""
   import fiddle as fdl
   import jax
@@ -114,14 +119,14 @@ def compile_step(e: Any, device: Any, texts: int) -> Program:
   from paxlite.training.sharded_task import ShardedTask
 
   before = time.perf_counter()
-  task = ShardedTask(fdl.build(e.build_task()), e.mesh([device]), e.rules, e.SEED)
+  task = ShardedTask(fdl.build(e.build_task()), e.mesh(devices), e.rules, e.SEED)
   sharding = task.batch_sharding
   batch = {
     k: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     for k, x in next(batches(e, texts)).items()
   }
   with task.compiling():
-    compiled = compile_lowered(task.lower_step(batch), e.compiler_options(device.platform))
+    compiled = compile_lowered(task.lower_step(batch), e.compiler_options(devices[0].platform))
   seconds = time.perf_counter() - before
   return Program(e, task, compiled, sharding, seconds, needed_bytes(compiled.memory_analysis()))
 
@@ -137,26 +142,27 @@ def needed_bytes(memory: Any) -> int:
   )
 
 
-def fitting_step(name: str, device: Any, tiny: bool, most: int | None) -> Program:
+def fitting_step(name: str, devices: list[Any], tiny: bool, most: int | None) -> Program:
   """Returns the step of a case; a fitted model has the layers or experts that fit into memory.
 
   Args:
     name: Name of the case.
-    device: The device that it runs on.
+    devices: The devices that it runs on.
     tiny: See --tiny.
     most: The number to start with; None: an estimate.
   """
   import jax
 
-  e, limit, fitted = experiment(name, tiny), memory_limit(device, tiny), find(name)[0].fitted
+  e, fitted = experiment(name, tiny), find(name)[0].fitted
+  limit = memory_limit(jax.local_devices()[0], tiny)
   texts = find(name)[1].texts
   if limit is None or fitted is None:
-    return compile_step(e, device, texts)
+    return compile_step(e, devices, texts)
   room, least = usable(name, limit), fewest(e, fitted)
   units = most or units_to_try(e, fitted, room)
   while True:
     try:
-      program = compile_step(experiment(name, tiny, **{fitted: units}), device, texts)
+      program = compile_step(experiment(name, tiny, **{fitted: units}), devices, texts)
       excess = program.needed - room
       if excess <= 0 or units == least:
         return program

@@ -13,6 +13,7 @@ from typing import IO, Self
 
 from benchmarks.gpu.cases import KINDS, Values, find, kind
 from benchmarks.gpu.device import PROBES, Result
+from benchmarks.gpu.processes import joined
 from benchmarks.gpu.sizes import MEMORY_FRACTION
 
 # What a process imports before its turn; to import them takes no memory of the device.
@@ -139,7 +140,9 @@ def measured(name: str, tiny: bool, most: int | None = None, sizes: Values | Non
     if name in PROBES:
       result = PROBES[name](tiny)
     else:
-      result = importlib.import_module(KINDS[kind(name)]).measure(name, tiny, most, sizes or {})
+      module = importlib.import_module(KINDS[kind(name)])
+      with joined(name, dict(tiny=tiny, most=most, sizes=sizes)):
+        result = module.measure(name, tiny, most, sizes or {})
     return result | {'status': 'ok'}
   except UserError as e:
     return {'status': 'skipped', 'reason': str(e)}

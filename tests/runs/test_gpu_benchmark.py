@@ -4,6 +4,7 @@ import argparse
 import importlib
 import io
 import json
+import re
 import site
 import sys
 import time
@@ -121,6 +122,28 @@ def test_experts_and_float32(gpu):
     assert case['parameters'] > dense['parameters']
     assert case['ratio'] == case['model_flops'] / dense['model_flops']
     assert 'loss_differences' not in case
+
+
+@pytest.mark.parametrize(
+  'cases',
+  [
+    pytest.param('small/xla,small/two_processes,small/two_context', marks=pytest.mark.slow),
+    pytest.param('', marks=pytest.mark.exhaustive),
+  ],
+)
+def test_two_devices_learn_what_one_does(cases, tmp_path):
+  """Two devices of a CPU, in one process and in two."""
+  path = tmp_path / 'result.json'
+  chosen = f'--cases={cases}' if cases else '--suite=two'
+  env = {'JAX_NUM_CPU_DEVICES': '2'}
+  printed = benchmark('--tiny', chosen, '--minutes=20', f'--json={path}', env=env)
+  found = json.loads(path.read_text())['cases']
+  assert {name: case['status'] for name, case in found.items()} == dict.fromkeys(found, 'ok')
+  for name, case in found.items():
+    if '/two_' in name:
+      assert len(case['loss_differences']) == 20
+      assert 0 < case['largest_difference'] < (1e-4 if name.startswith('small') else 1e-2)
+      assert rows(printed)[f'{name}, losses against one GPU'][2] == 'met'
 
 
 @pytest.mark.exhaustive
@@ -250,6 +273,9 @@ def test_what_the_device_rules_out(gpu):
   mxfp8 = gpu.skipped('llama7b_wide/te_gemm_mxfp8', h100)
   assert mxfp8 == {'status': 'skipped', 'reason': 'needs compute capability 10, this is 9'}
   assert gpu.skipped('gpt126m/torch', h100) is None
+  alone = gpu.skipped('small/two_data', h100 | {'devices': 1})
+  assert alone == {'status': 'skipped', 'reason': 'needs 2 devices, here is 1'}
+  assert gpu.skipped('small/two_data', h100 | {'devices': 2}) is None
   torch = gpu.skipped('llama7b_wide/torch', h100)
   assert torch['reason'] == 'NUM_LAYERS is that of llama7b_wide/xla, which there is no result of'
 
@@ -280,8 +306,10 @@ def test_every_case_is_an_experiment(gpu):
       e = sizes.experiment(name, tiny)
       if gpu.kind(name) == 'train':
         variant = name.partition('/')[2]
-        assert e.backend.name.partition('_')[0] == variant.replace('cpu', 'xla').partition('_')[0]
-      assert e.num_devices == 1
+        prefix = variant.partition('_')[0]
+        assert e.backend.name.partition('_')[0] == {'cpu': 'xla', 'two': 'xla'}.get(prefix, prefix)
+      assert e.num_devices == (2 if '/two_' in name else 1)
+      assert e.batch_size == sizes.experiment(gpu.reference_name(name), tiny).batch_size
 
 
 def test_every_target_is_of_cases(gpu):
@@ -289,7 +317,9 @@ def test_every_target_is_of_cases(gpu):
   known = {name for names in cases.SUITES.values() for name in names}
   for target in cases.TARGETS:
     assert set(target.cases) <= known
-    assert set(target.cases) & set(cases.SUITES['all']) or 'GLaM64B' in target.work
+    assert set(target.cases) & set(cases.SUITES['all']) or re.search(
+      'GLaM64B|losses against', target.work
+    )
 
 
 def test_parameters(gpu):
