@@ -34,7 +34,7 @@ OFFERED = {
   ),
   'more_optimizers': (
     'OPTIMIZER=soap', 'OPTIMIZER=lion', 'OPTIMIZER=sgd', 'OPTIMIZER=adafactor',
-    'OPTIMIZER=schedule_free',
+    'OPTIMIZER=schedule_free', 'QK_CLIP',
   ),
   'chats': (),
   'generation': ('generate', 'chat', 'TrainedModel.inference'),

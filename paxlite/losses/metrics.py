@@ -36,12 +36,17 @@ def divisor(weight: jax.Array) -> jax.Array:
 Metrics = dict[str, Weighted]
 
 
+def scalars(metrics: Metrics) -> Metrics:
+  """Returns the metrics without arrays, which only the step itself reads."""
+  return {name: m for name, m in metrics.items() if not m.value.ndim}
+
+
 def over_microbatches(name: str, m: Weighted) -> Weighted:
   """Returns one metric of a step from its values and weights [n] over n microbatches."""
   if len(m.value) == 1:
     return Weighted(m.value[0], m.weight[0])
   if is_maximum(name):
-    return Weighted(m.value.max(), m.weight.sum())
+    return Weighted(m.value.max(0), m.weight.sum())
   if is_count(name):
     return Weighted(m.value.sum(), m.weight.mean())
   weighted = jnp.where(m.weight == 0, 0, m.value * m.weight)  # a mean over nothing may be NaN

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from paxlite.losses.metrics import Metrics, Weighted
+from paxlite.losses.metrics import Metrics, Weighted, scalars
 from paxlite.optim.moments import merged
 from paxlite.parallel.weight_dims import declared
 from paxlite.training.task import Batch, Task
@@ -50,8 +50,9 @@ def train_step(
     trainable, opt_state = task.optimizer.update(
       grads, grad_norm, valid, state.opt_state, trainable
     )
+  params = task.after_update(merged(trainable, merged(ruled, frozen)), metrics, valid)
   new_state = TrainState(
-    step=state.step + 1, params=merged(trainable, merged(ruled, frozen)), opt_state=opt_state,
+    step=state.step + 1, params=params, opt_state=opt_state,
     overwritten=fp8_state, skipped=state.skipped + ~valid,
     skipped_in_a_row=jnp.where(valid, 0, state.skipped_in_a_row + 1),
   )  # fmt: skip
@@ -64,6 +65,6 @@ def train_step(
     'skipped_steps': new_state.skipped,
     'skipped_in_a_row': new_state.skipped_in_a_row,
   }
-  named = {f'Metrics/{k}': m for k, m in metrics.items()}
+  named = {f'Metrics/{k}': m for k, m in scalars(metrics).items()}
   named |= {f'learning/{k}': Weighted(v, jnp.ones(())) for k, v in learning.items()}
   return new_state, named

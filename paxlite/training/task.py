@@ -21,7 +21,7 @@ from paxlite.layers.sown import SOWN
 from paxlite.losses import checks
 from paxlite.losses.loss import Loss
 from paxlite.losses.metric_names import larger_is_better
-from paxlite.losses.metrics import Metrics, Weighted, divisor, over_microbatches
+from paxlite.losses.metrics import Metrics, Weighted, divisor, over_microbatches, scalars
 from paxlite.losses.outputs import Outputs
 from paxlite.optim.moments import merged
 from paxlite.optim.optimizers import Optimizer
@@ -141,7 +141,7 @@ class Task:
       fp8_state: FP8 statistics as in TrainState, unboxed.
     """
     loss, metrics = self._share(self._weights(batch), params, batch, rng, fp8_state or {})
-    return loss, self._with_total(metrics, batch)
+    return loss, scalars(self._with_total(metrics, batch))
 
   def _share(
     self,
@@ -172,7 +172,22 @@ class Task:
         own = checks.checked_metrics(name, loss, loss.metrics(outputs, batch), weights[name])
         checks.check_distinct(metrics, own, self.losses)
         metrics |= own
+      metrics |= self.observed(outputs)
     return self.total(shares), metrics
+
+  def observed(self, outputs: Outputs) -> Metrics:
+    """Returns arrays that `after_update` reads; over microbatches they are combined as metrics."""
+    return {}
+
+  def after_update(self, params: PyTree, metrics: Metrics, valid: jax.Array) -> PyTree:
+    """Returns the parameters of the next step.
+
+    Args:
+      params: The parameters after the update.
+      metrics: The metrics of the step, with what `observed` has returned.
+      valid: Whether the update counts; if not, the parameters must stay as they are.
+    """
+    return params
 
   def _weights(self, batch: Batch) -> dict[str, jax.Array]:
     return {k: checks.checked_weight(k, x, x.weight(batch)) for k, x in self.losses.items()}
