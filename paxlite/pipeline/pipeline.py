@@ -250,8 +250,8 @@ class PipelinedTransformer(RepeatedTransformer):
   ) -> None:
     """Sows loss terms and summaries over all microbatches, combined as in task.Task.grads.
 
-    Values of idle stages do not count. Loss terms are averaged over the microbatches. Summaries are
-    averaged with the microbatches' tokens as weights, or their maximum is taken.
+    Values of idle stages do not count. Loss terms and summaries are averaged with the microbatches'
+    tokens as weights, as SownLosses weighs them, or the maximum of a summary is taken.
     """
     ticks = jnp.arange(schedule.ticks)[:, None]
     _, microbatch_tZ, works_tZ = schedule.work(ticks, jnp.arange(self.num_stages))
@@ -264,15 +264,15 @@ class PipelinedTransformer(RepeatedTransformer):
         )
         works = along(works_tZ)
         name = '/'.join(k.key for k in path if hasattr(k, 'key'))
-        short = name.rpartition('/')[2]
-        if collection == LOSSES:
-          total = jnp.where(works, value, 0).sum(0)
-          self.sow(collection, name, total / schedule.microbatches)
-        elif is_maximum(short):
-          self.sow(collection, short, jnp.where(works, value, -jnp.inf).max(0))
-        else:
-          share = along(tokens_tZ / jnp.maximum(tokens_tZ.sum(0), 1e-6))
-          self.sow(collection, short, (jnp.where(works, value, 0) * share).sum(0))
+        if collection != LOSSES:
+          name = name.rpartition('/')[2]
+          if is_maximum(name):
+            self.sow(collection, name, jnp.where(works, value, -jnp.inf).max(0))
+            continue
+        share = along(tokens_tZ / jnp.maximum(tokens_tZ.sum(0), 1e-6))
+        mean = (jnp.where(works, value, 0) * share).sum(0)
+        # over a stage's groups of layers too, whose loss terms add up
+        self.sow(collection, name, self.num_repeats * mean if collection == LOSSES else mean)
 
 
 class _State(NamedTuple):

@@ -1,10 +1,14 @@
 """The schedule of a pipeline, and the ways of layers to their stages."""
 
+import functools
+import types
+
 import fiddle as fdl
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax.linen import meta
 from jax.sharding import PartitionSpec
 
@@ -12,11 +16,17 @@ from paxlite.core.variable_names import REPEATED
 from paxlite.experiments.gpt import GPT126M
 from paxlite.layers.precision import weight_matmul
 from paxlite.layers.precision.einsum import FP8_COLLECTIONS
+from paxlite.layers.sown import LOSSES, SOWN, SUMMARIES
+from paxlite.layers.transformer import RepeatedTransformer
+from paxlite.losses.metrics import over_microbatches
+from paxlite.losses.sown_losses import SownLosses
 from paxlite.parallel import partitioning
 from paxlite.pipeline.layer_facts import LayerFacts, layer_facts
+from paxlite.pipeline.pipeline import PipelinedTransformer
 from paxlite.pipeline.pipeline_schedule import PipelineSchedule
 from paxlite.pipeline.stage_rows import StageRows
 from paxlite.pipeline.stage_weights import StageLayout, StageWeights
+from paxlite.training.microbatch_loop import in_microbatches
 
 TWO_DEVICES = jax.sharding.AbstractMesh((2, 1, 1), ('data', 'replica', 'mdl'))
 RULES = {**partitioning.DEFAULT_RULES, 'row_shards': ('data',)}
@@ -134,3 +144,66 @@ def test_what_microbatches_do_to_each_variable():
   paths = [path[0].key for path, _ in jax.tree.leaves_with_path(shapes)]
   assert set(paths) > {'params'}
   assert facts.combine == ['add' if path == 'params' else 'max' for path in paths]
+
+
+class Sowing(nn.Module):
+  """A layer whose loss term and summaries depend on which tokens are together."""
+
+  @nn.compact
+  def __call__(self, x_BTD, positions_BT, segment_ids_BT):
+    w_D = self.param('w', nn.initializers.normal(1.0), [x_BTD.shape[-1]])
+    x_BTD += jnp.tanh(x_BTD * w_D)
+    everything = jnp.ones(x_BTD.shape[:2], bool)
+    is_token_BT = everything if segment_ids_BT is None else segment_ids_BT > 0
+    mean = (x_BTD.mean(-1) * is_token_BT).sum() / jnp.maximum(is_token_BT.sum(), 1)
+    self.sow(LOSSES, 'square', mean**2)
+    self.sow(SUMMARIES, 'mean', mean)
+    self.sow(SUMMARIES, 'max_mean', mean)
+    return x_BTD
+
+
+@pytest.mark.cases(fast=0, slow=3)
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', range(12))
+def test_losses_of_layers_weigh_microbatches_as_without_stages(seed):
+  """Padding fills the microbatches unequally, and some of them wholly."""
+  rng = np.random.default_rng(seed)
+  stages, repeats, microbatches, rows = (
+    int(rng.integers(least, most + 1)) for least, most in ((2, 3), (1, 2), (2, 5), (1, 3))
+  )
+  B, T, D = rows * microbatches, 4, 3
+  layers = stages * repeats * int(rng.integers(1, 3))
+  lengths = rng.integers(0, T + 1, B) * (rng.random(B) < 0.7)
+  lengths[0] = T
+  batch = {
+    'ids': np.zeros((B, T), np.int32), 'x': rng.normal(size=(B, T, D)).astype(np.float32),
+    'segment_ids': (np.arange(T) < lengths[:, None]).astype(np.int32),
+  }  # fmt: skip
+  whole = RepeatedTransformer(layers, Sowing)
+  staged = PipelinedTransformer(
+    layers, Sowing, num_stages=stages, num_microbatches=microbatches, num_repeats=repeats
+  )
+
+  def sown(stack, params, batch):
+    read = batch['x'], batch['segment_ids'], batch['segment_ids']
+    _, found = stack.apply({'params': params}, *read, mutable=SOWN)
+    loss, outputs = SownLosses(), types.SimpleNamespace(sown=found)
+    return loss(outputs, batch), loss.weight(batch), loss.metrics(outputs, batch)
+
+  def in_stages(params):
+    total, weight, metrics = sown(staged, params, batch)
+    return total / weight, {name: m.value for name, m in metrics.items()}
+
+  def in_turn(params):
+    parts = in_microbatches(batch, microbatches)
+    total_I, weight_I, metrics = jax.vmap(functools.partial(sown, whole, params))(parts)
+    values = {name: over_microbatches(name, m).value for name, m in metrics.items()}
+    return total_I.sum() / weight_I.sum(), values
+
+  read = batch['x'], batch['segment_ids'], batch['segment_ids']
+  params = jax.jit(whole.init)(jax.random.key(seed), *read)['params']
+  found, expected = (
+    jax.jit(jax.value_and_grad(compute, has_aux=True))(params) for compute in (in_stages, in_turn)
+  )
+  error = jax.tree.map(lambda x, y: float(abs(x - y).max() / abs(y).max()), found, expected)
+  assert max(jax.tree.leaves(error)) < 1e-5, error
