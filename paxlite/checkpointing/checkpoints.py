@@ -37,7 +37,7 @@ from paxlite.core.errors import TrainingError, UserError, listed
 from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import MovedError, check_place
 from paxlite.core.trees import PyTree
-from paxlite.processes.process_messages import as_process_0
+from paxlite.processes.process_messages import as_process_0, gathered_in_turn
 
 if TYPE_CHECKING:
   import orbax.checkpoint as ocp
@@ -275,9 +275,7 @@ class Checkpoints(StepFolders):
     """Returns `error`, or one for a failure of another process, so that all processes agree."""
     if jax.process_count() == 1:
       return error
-    from jax.experimental import multihost_utils
-
-    failed = np.asarray(multihost_utils.process_allgather(np.int32(error is not None)))
+    failed = gathered_in_turn(np.array([error is not None], np.int32)).ravel()
     if error is None and failed.any():
       error = OSError(f'process {int(failed.argmax())} could not write it, as it says')
     return error

@@ -163,7 +163,9 @@ class KVCachePool:
   def _empty(self, rows: int, slots: int, tables: bool) -> State:
     layout = self._programs.layout
     everywhere = layout.everywhere
-    place = jnp.asarray if everywhere is None else lambda x: jax.device_put(x, everywhere)
+    place: Callable[[np.ndarray], jax.Array] = jnp.asarray
+    if everywhere is not None:  # device_put would compare the processes on all their devices
+      place = lambda x: jax.make_array_from_callback(x.shape, everywhere, x.__getitem__)
     return State(layout.empty(rows, slots), jax.tree.map(place, self._no_rows(rows, tables)))
 
   def _no_rows(self, rows: int, tables: bool) -> DecodeRows:

@@ -1,7 +1,7 @@
 """Small messages between the processes of a run, through collectives of the devices."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -11,12 +11,38 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
 
+_beside: list[jax.Device] = []  # one device of each process; none: messages go over all devices
+
+
+def send_beside(devices: Sequence[jax.Device]) -> None:
+  """Lets messages go over devices that do not train; every process must call this.
+
+  So they wait for no step. On CPUs they must not: a program of all devices after a step of some
+  takes the threads that the step of another process waits for.
+
+  Args:
+    devices: One or more of each process, in the order of processes.
+  """
+  new = {d.process_index: d for d in reversed(devices)}.values()
+  if jax.process_count() > 1 and {*new} != {*_beside}:
+    meet()
+    _beside[:] = new
+    _gathering.cache_clear()
+    meet()
+
 
 def broadcast(message: bytes, source: int = 0) -> bytes:
   """Returns the message of process `source`; every process must call this."""
   if jax.process_count() == 1:
     return message
   is_source = jax.process_index() == source
+  if _beside:
+    length = int(gathered(np.array([len(message)], np.int32))()[source, 0])
+    if not length:
+      return b''
+    mine = message if is_source else bytes(length)
+    padded = np.frombuffer(mine.ljust(-(-length // 4) * 4, b'\0'), np.int32)
+    return gathered(padded)()[source].tobytes()[:length]
   length = multihost_utils.broadcast_one_to_all(np.int32(len(message)), is_source)
   padded = np.frombuffer(message[: int(length)].ljust(int(length), b'\0'), np.uint8)
   return np.asarray(multihost_utils.broadcast_one_to_all(padded, is_source)).tobytes()
@@ -31,6 +57,16 @@ def meet() -> None:
   work, if they have not met yet.
   """
   gathered(np.zeros(1, np.int32))()
+
+
+def gathered_in_turn(mine: np.ndarray) -> np.ndarray:
+  """Returns the int32 arrays of all processes [P, …], after all steps of before.
+
+  Every process must call this. Where devices are beside those that train, it waits for no step.
+  """
+  if _beside:
+    return gathered(mine)()
+  return np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, *mine.shape)
 
 
 def gathered(mine: np.ndarray) -> Callable[[], np.ndarray]:
@@ -53,7 +89,7 @@ def gathered(mine: np.ndarray) -> Callable[[], np.ndarray]:
 @functools.cache
 def _gathering() -> tuple[Mesh, Callable[[jax.Array], jax.Array]]:
   """Returns a mesh with one device of each process, and a function that replicates its arrays."""
-  first = {d.process_index: d for d in reversed(jax.devices())}
+  first = {d.process_index: d for d in _beside or reversed(jax.devices())}
   devices = np.array([first[p] for p in range(jax.process_count())])
   mesh = Mesh(devices, ('process',), axis_types=(AxisType.Auto,))
   return mesh, jax.jit(lambda x: x + 0, out_shardings=NamedSharding(mesh, PartitionSpec()))

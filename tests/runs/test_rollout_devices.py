@@ -6,6 +6,7 @@ import time
 import types
 
 import fiddle as fdl
+import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
@@ -14,14 +15,14 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
 from paxlite.finetuning.distillation.on_policy import TaughtRollouts
 from paxlite.finetuning.reinforcement.policy_loss import STALENESS
-from paxlite.finetuning.reinforcement.rollout_devices import Generation
+from paxlite.finetuning.reinforcement.rollout_devices import Generation, training_devices
 from paxlite.finetuning.reinforcement.rollouts import RunFiles
 from paxlite.report import tables
 from paxlite.report.records import read_runs
 from tests.runs import test_rollouts
 from tests.runs.test_rollouts import CONFIG, experiment, flags, made
 from tests.support import runs
-from tests.support.processes import start_processes
+from tests.support.processes import on_processes, start_processes
 
 files = test_rollouts.files
 ROWS = slice(0, 16)
@@ -144,13 +145,72 @@ def test_a_step_is_compiled_for_the_devices_that_train(files):
   assert [*e.mesh(devices).devices.flat] == devices[:6]
 
 
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
-def test_several_processes_are_refused(files, tmp_path):
-  given = [*flags(files), *set_to(ROLLOUT_DEVICES=2, MAX_STALENESS=1)]
-  for process in start_processes(tmp_path, 2, *given, config=CONFIG):
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 2, said
-    assert 'ROLLOUT_DEVICES=2 is for one process, and this run has 2' in said
+@pytest.mark.parametrize('values', [OLDER[0], {}, OLDER[1]])
+def test_devices_of_several_processes_change_no_bit(files, tmp_path, values):
+  """Each process generates with one of its devices."""
+  given = [*flags(files), *set_to(ICI_MESH_SHAPE='[1,2,1]', PERCORE_BATCH_SIZE=8, **values)]
+  on_processes(tmp_path / 'one', 2, *given, config=CONFIG, env=runs.environment(1))
+  beside = set_to(ROLLOUT_DEVICES=2)
+  on_processes(tmp_path / 'two', 2, *given, *beside, config=CONFIG, env=runs.environment(2))
+  one, two = numbers(tmp_path / 'one'), numbers(tmp_path / 'two')
+  assert one == two
+  assert len(one) == 6
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize('phase', ['generation:3', 'training:5'])
+def test_processes_killed_in_a_phase_go_on_bit_for_bit(files, tmp_path, phase):
+  """Where no process has all weights that its generating devices need."""
+  given, env = _killed_flags(files), runs.environment(4)
+  on_processes(tmp_path / 'whole', 2, *given, config=CONFIG, env=env)
+  killed = start_processes(
+    tmp_path / 'parts', 2, *given, config=CONFIG, module='tests.support.killed_rollouts',
+    env=env | {'KILLED': phase},
+  )  # fmt: skip
+  said = [process.communicate(timeout=300) for process in killed]
+  assert any(process.returncode == -9 for process in killed), said
+  went_on = on_processes(tmp_path / 'parts', 2, *given, config=CONFIG, env=env)
+  assert numbers(tmp_path / 'parts') == numbers(tmp_path / 'whole')
+  assert 'are answered again' not in ''.join(went_on)
+
+
+def test_each_process_has_as_many_devices_that_generate():
+  device = lambda process, i: types.SimpleNamespace(process_index=process, id=i)
+  devices = [device(process, i) for process in (0, 1) for i in range(4)]
+  training = training_devices(6, 2, devices)
+  assert [(d.process_index, d.id) for d in training] == [(p, i) for p in (0, 1) for i in range(3)]
+  with pytest.raises(UserError, match=r'=3 gives each of 2 processes 1.5 of its 4 devices'):
+    training_devices(5, 3, devices)
+  with pytest.raises(UserError, match='=2 gives each of 2 processes 1 of its 1 devices'):
+    training_devices(1, 2, [device(0, 0), device(0, 1), device(1, 0)])
+
+
+def test_several_processes_generate_when_they_draw(monkeypatch):
+  """What is begun is made at the next draw, by the parameters of the one that began it."""
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  generation, made = Generation(1, True), []
+
+  def make(number, params):
+    made.append((number, int(params)))
+    if number == 2:
+      raise UserError('it fails')
+    return number
+
+  assert generation.draw(0, make, lambda: np.array(7)) == 0
+  assert made == [(0, 7)]
+  assert generation.finished() == (1, 2, {})
+  assert generation.draw(1, make, lambda: np.array(8)) == 1
+  assert made == [(0, 7), (1, 7)]
+  generation.wait(3)
+  assert made[2:] == [(2, 8)]
+  assert generation.finished() == (2, 2, {})
+  with pytest.raises(UserError, match='it fails'):
+    generation.draw(2, make, lambda: np.array(9))
+  generation.close()
+  assert generation.finished() == (3, 3, {})
 
 
 @pytest.mark.parametrize('ahead', [1, 2])

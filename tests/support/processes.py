@@ -25,7 +25,10 @@ def start_processes(
   env: dict[str, str] | None = None,
   each: Sequence[str] = (),
 ) -> list[subprocess.Popen]:
-  """Starts main on `count` processes of 4 / count devices; `each` has one more flag for each."""
+  """Starts main on `count` processes of 4 / count devices, or those that `env` says.
+
+  `each` has one more flag for each.
+  """
   return [
     runs.started(
       runs.command(folder, *MESH, *flags, *each[i : i + 1], *own, config=config, module=module),
@@ -45,10 +48,15 @@ def process_flags(count: int) -> list[list[str]]:
 
 
 def on_processes(
-  folder, count: int, *flags: str, config: str, each: Sequence[str] = ()
+  folder,
+  count: int,
+  *flags: str,
+  config: str,
+  env: dict[str, str] | None = None,
+  each: Sequence[str] = (),
 ) -> list[str]:
   """Runs main on `count` processes to the end; returns the output of each."""
-  started = start_processes(folder, count, *flags, config=config, each=each)
+  started = start_processes(folder, count, *flags, config=config, env=env, each=each)
   ended = [p.communicate(timeout=300) for p in started]
   for process, (_, stderr) in zip(started, ended, strict=True):
     assert process.returncode == 0, stderr

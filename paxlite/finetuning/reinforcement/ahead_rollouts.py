@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.trees import PyTree
@@ -28,6 +27,7 @@ from paxlite.finetuning.reinforcement.label_log_probs import LabelLogProbs
 from paxlite.finetuning.reinforcement.policy_loss import BEHAVIOUR, STALENESS
 from paxlite.finetuning.reinforcement.policy_rollouts import PolicyOptions, PolicyRollouts
 from paxlite.finetuning.reinforcement.rollout_devices import Generation, done
+from paxlite.processes.process_messages import gathered_in_turn
 
 log = logging.getLogger('paxlite')
 
@@ -210,7 +210,7 @@ class AheadRollouts(PolicyRollouts):
     }
     open_ = self._groups_of(begun - 1, 'open', state['open'] if begun == next_ else None)
     is_whole = open_ is not None and all(groups is not None for groups in found.values())
-    if bool(np.all(multihost_utils.process_allgather(np.int32(is_whole)))):
+    if gathered_in_turn(np.array([is_whole], np.int32)).all():
       self._open = open_ or []
       self._position = self._file(begun - 1).get('position', self._position)
       for rollout, groups in sorted(found.items()):

@@ -8,7 +8,6 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
@@ -20,6 +19,7 @@ from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.packing import Packing
 from paxlite.finetuning.reinforcement.prompts import Prompt, Prompts
 from paxlite.finetuning.reinforcement.rollouts import RolloutInput
+from paxlite.processes.process_messages import gathered_in_turn
 from paxlite.tracking.writers import EpisodeRecords
 from paxlite.training.callbacks import Callback
 
@@ -142,7 +142,7 @@ class AnswerRollouts(RolloutInput):
     arrays = None if self.run_files is None else kept_rollouts.read(self.run_files, number)
     shapes = {k: (self._batches * x.shape[0], *x.shape[1:]) for k, x in self.shapes().items()}
     is_whole = arrays is not None and {k: x.shape for k, x in arrays.items()} == shapes
-    if bool(np.all(multihost_utils.process_allgather(np.int32(is_whole)))):
+    if gathered_in_turn(np.array([is_whole], np.int32)).all():
       return arrays
     if jax.process_index() == 0:
       log.warning(

@@ -64,10 +64,8 @@ class AnsweredPrompts(SftFiles, Answering):
 
   def mesh(self, devices: Sequence[jax.Device] | None = None) -> Mesh:
     size, count = self.num_devices, self.ROLLOUT_DEVICES
-    if devices is None and count:
-      devices = training_devices(size, count)
-    elif devices is not None and len(devices) == size + count:
-      devices = devices[:size]
+    if count and (devices is None or len(devices) == size + count):
+      devices = training_devices(size, count, devices)
     return super().mesh(devices)
 
   @property

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from paxlite.chats.conversations import ROLES
 from paxlite.core.errors import UserError
@@ -20,7 +19,7 @@ from paxlite.finetuning.reinforcement.episode import Episode
 from paxlite.finetuning.reinforcement.prompts import SCHEMAS
 from paxlite.finetuning.reinforcement.tools import message
 from paxlite.finetuning.reinforcement.user_processes import Call, UserProcesses
-from paxlite.processes.process_messages import broadcast
+from paxlite.processes.process_messages import broadcast, gathered_in_turn
 
 log = logging.getLogger('paxlite')
 
@@ -181,7 +180,7 @@ class Judges:
     whole = np.zeros((len(mine), len(episodes)), np.float32)
     whole[:, index::count] = mine
     if count > 1:
-      whole = multihost_utils.process_allgather(whole).sum(0)  # the others' are 0
+      whole = gathered_in_turn(whole.view(np.int32)).view(np.float32).sum(0)  # the others' are 0
     names = [*found.named]
     for episode, (_, of_none, *values) in zip(episodes, whole.T.tolist(), strict=True):
       named, turns = values[: len(names)], values[len(names) :]
