@@ -257,9 +257,10 @@ class Engine:
     return len(self._scheduler.busy)
 
   def cache_bytes(self, rows: int, slots: int) -> int:
-    """Returns the size of a cache on all devices."""
+    """Returns the size of a cache on all devices, with what drafts need."""
     cache = self._compiled.layout.abstract(rows, slots)
-    return sum(x.size * x.dtype.itemsize for x in cache.values())
+    drafts = jax.eval_shape(lambda: self._compiled.no_drafts(rows))
+    return sum(x.size * x.dtype.itemsize for x in [*cache.values(), *jax.tree.leaves(drafts)])
 
   def step(self, most: int = MOST_STEPS, while_reading: int = 1) -> bool:
     """Reads parts of prompts, and then generates up to `most` tokens of each row.

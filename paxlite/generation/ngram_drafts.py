@@ -16,7 +16,7 @@ from paxlite.generation.programs import Chunk, DecodeRows, DraftState
 from paxlite.generation.sampling import SampledTokens
 from paxlite.generation.speculative import Computed, SpeculativePrograms
 
-_LONGEST = 3  # tokens that are looked for
+_SHORTEST, _LONGEST = 2, 3  # tokens that are looked for; what follows one token is mostly another
 _DRAFTS = 3
 
 
@@ -27,6 +27,8 @@ class NgramDrafts(SpeculativePrograms):
     *given: See Programs.
     max_length: The most tokens of a row, L.
   """
+
+  may_lack_drafts = True
 
   def __init__(self, *given: Any, max_length: int):
     super().__init__(*given)
@@ -69,9 +71,8 @@ class NgramDrafts(SpeculativePrograms):
 def ngram_drafts(seen_BL: jax.Array, known_B: jax.Array, count: int) -> jax.Array:
   """Returns what may come after rows of tokens, [B, K].
 
-  It is what came after the longest part of up to three tokens that ends a row and is in it before,
-  at its last place, and again from there where the row ends. A row without such a part gets its
-  first tokens.
+  It is what came after the last three or two tokens of a row when they came before, at the last
+  such place, and again from there where the row ends; −1 if they did not.
 
   Args:
     seen_BL: Tokens.
@@ -85,10 +86,11 @@ def ngram_drafts(seen_BL: jax.Array, known_B: jax.Array, count: int) -> jax.Arra
     last_B1 = jnp.take_along_axis(seen_BL, jnp.maximum(known_B - 1 - back, 0)[:, None], 1)
     is_alike_BL &= (jnp.roll(seen_BL, back, 1) == last_B1) & (places_L >= back)
     length_BL += is_alike_BL
-  rank_BL = jnp.where(length_BL > 0, length_BL * len(places_L) + places_L, -1)
-  begin_B1 = jnp.where(rank_BL.max(1) < 0, 0, rank_BL.argmax(1) + 1)[:, None]
-  period_B1 = known_B[:, None] - begin_B1
-  return jnp.take_along_axis(seen_BL, begin_B1 + jnp.arange(count) % period_B1, 1)
+  rank_BL = jnp.where(length_BL >= _SHORTEST, length_BL * len(places_L) + places_L, -1)
+  begin_B1 = rank_BL.argmax(1)[:, None] + 1
+  period_B1 = jnp.maximum(known_B[:, None] - begin_B1, 1)
+  draft_BK = jnp.take_along_axis(seen_BL, begin_B1 + jnp.arange(count) % period_B1, 1)
+  return jnp.where(rank_BL.max(1)[:, None] < 0, -1, draft_BK)
 
 
 def _with(seen_BL: jax.Array, ids_BT: jax.Array, at_B: jax.Array, count_B: jax.Array) -> jax.Array:

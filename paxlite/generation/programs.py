@@ -26,7 +26,7 @@ _BLOCK = 16  # tokens of a row whose logits are computed at a time, where a prom
 class DraftState:
   """The extra state of B sequences with speculative tokens; see speculative."""
 
-  draft: jax.Array  # what may be the tokens after the latest one, [B, K]
+  draft: jax.Array  # what may be the tokens after the latest one, [B, K]; −1: there is no draft
   before: jax.Array  # the token before the latest one, [B]
   # how many of the latest tokens are not in the cache, [B]: 1, or 2 with `before`
   waiting: jax.Array

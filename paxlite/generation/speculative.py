@@ -4,13 +4,15 @@ This is speculative decoding (https://arxiv.org/abs/2211.17192) without a second
 computes the latest token of a row and its drafts together. The token after the latest one is chosen
 as without drafts, by the row's own options and random numbers. If it is the first draft, the step
 chooses the token after that one too, and so on. So every row has the tokens that it would have
-without drafts, but for rounding, drawn or not; drafts only decide how many steps they take.
+without drafts, but for rounding, drawn or not; drafts only decide how many steps they take. Where
+no row has a draft, a step computes the latest tokens alone.
 
 A state cannot take back a token that was wrong. So layers with states see a token only in the step
 after the one that chose it, which computes up to three: two that are sure, and a draft.
 """
 
 import abc
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +31,9 @@ from paxlite.generation.programs import (
 )
 from paxlite.generation.sampling import Choice, SampledTokens, chosen
 
+# the state of all rows, the tokens that they got, how many each one got, and the number of steps
+_Carry = tuple[State, SampledTokens, jax.Array, jax.Array]
+
 
 class Computed(NamedTuple):
   """What a step has computed of B rows: W tokens each, after which up to U = K + 1 were chosen."""
@@ -46,7 +51,10 @@ class SpeculativePrograms(Programs, abc.ABC):
 
   Attributes:
     most_drafts: The number of drafts in a step, K; 1 where layers have states.
+    may_lack_drafts: Whether a row may have no drafts, −1 each.
   """
+
+  may_lack_drafts: bool = False
 
   @abc.abstractmethod
   def _next_drafts(
@@ -79,9 +87,8 @@ class SpeculativePrograms(Programs, abc.ABC):
     The result has room for U · most tokens.
     """
     steps, until_one_ends, has_grammar, allowed_BV, _ = limits
-    B, U, has_states = len(is_active_B), self.most_drafts + 1, self.layout.has_states
+    B, room, has_states = len(is_active_B), (self.most_drafts + 1) * most, self.layout.has_states
     was_done_B = state.rows.is_done
-    places_W = jnp.arange(3 if has_states else U)
 
     def choose(
       logits_BV: jax.Array, options: Choice, number_B: jax.Array, is_on_B: jax.Array
@@ -90,21 +97,28 @@ class SpeculativePrograms(Programs, abc.ABC):
       given = full, known_V, allowed_BV, limits.may_draw(full)
       return chosen(logits_BV, options, number_B, is_on_B, *given)
 
-    def goes_on(carry: tuple[State, SampledTokens, jax.Array, jax.Array]) -> jax.Array:
+    def goes_on(carry: _Carry) -> jax.Array:
       (_, rows), _, _, i = carry
       ended = ((rows.is_done & ~was_done_B) & is_active_B).any()
       return (i < steps) & (is_active_B & ~rows.is_done).any() & ~(until_one_ends & ended)
 
-    def step(
-      carry: tuple[State, SampledTokens, jax.Array, jax.Array],
-    ) -> tuple[State, SampledTokens, jax.Array, jax.Array]:
+    def is_wide(carry: _Carry) -> jax.Array:
+      """Whether a row has drafts that may be taken, or two tokens that its states have not seen."""
+      rows = carry[0].rows
+      assert rows.drafts is not None
+      needs_B = ((rows.drafts.draft[:, 0] >= 0) & ~has_grammar) | (rows.drafts.waiting > 1)
+      return (needs_B & is_active_B & ~rows.is_done).any()
+
+    def step(K: int, carry: _Carry) -> _Carry:
       (cache, rows), out, count_B, i = carry
       assert rows.drafts is not None
       drafts: DraftState = rows.drafts
       is_on_B = is_active_B & ~rows.is_done
       on_B = is_on_B.astype(jnp.int32)
-      ids_BW, latest_B = _tokens_of_step(rows, drafts, has_states)
-      positions_BW = rows.length[:, None] + places_W
+      ids_BW, latest_B = rows.token[:, None], jnp.zeros(B, jnp.int32)
+      if K:
+        ids_BW, latest_B = _tokens_of_step(rows, drafts, has_states)
+      positions_BW = rows.length[:, None] + jnp.arange(ids_BW.shape[1])
       x_BWD, after = self._model.apply(
         {
           'params': params,
@@ -116,19 +130,19 @@ class SpeculativePrograms(Programs, abc.ABC):
         method='hidden',
         mutable=['cache'],
       )
-      logits_BUV = self._logits(params, _taken(x_BWD, latest_B[:, None] + jnp.arange(U)))
+      logits_BUV = self._logits(params, _taken(x_BWD, latest_B[:, None] + jnp.arange(K + 1)))
       options, number_B, token_B, takes_B = rows.options, rows.number, rows.token, is_on_B
       ends_B, taken_B, tokens = jnp.zeros(B, bool), jnp.zeros(B, jnp.int32), []
-      for u in range(U):
+      for u in range(K + 1):
         found = choose(logits_BUV[:, u], options, number_B, takes_B)
         options = options.after(found.token, takes_B) if full else options
-        out = _put(out, found, jnp.where(takes_B, count_B + u, U * most))
+        out = _put(out, found, jnp.where(takes_B, count_B + u, room))
         number_B += takes_B
         ends_B |= takes_B & (is_end(found.token, options) | (number_B >= options.max_tokens))
         token_B = jnp.where(takes_B, found.token, token_B)
         taken_B += takes_B
         tokens.append(found.token)
-        if u < U - 1:  # what a grammar allows after the first token is not known
+        if u < K:  # what a grammar allows after the first token is not known
           takes_B &= (found.token == drafts.draft[:, u]) & ~ends_B & ~has_grammar
 
       chosen_BU = jnp.stack(tokens, 1)
@@ -150,9 +164,17 @@ class SpeculativePrograms(Programs, abc.ABC):
       )
       return State(self.layout.of(after['cache']), rows), out, count_B + taken_B, i + 1
 
-    out = nothing_chosen((B, U * most), self._most_top(params, full))
+    wide, narrow = (functools.partial(step, K) for K in (self.most_drafts, 0))
+
+    def wide_and_narrow(carry: _Carry) -> _Carry:
+      # loops update the cache in place; a condition would copy it
+      carry = jax.lax.while_loop(lambda c: goes_on(c) & is_wide(c), wide, carry)
+      return jax.lax.while_loop(lambda c: goes_on(c) & ~is_wide(c), narrow, carry)
+
+    out = nothing_chosen((B, room), self._most_top(params, full))
     carry = state, out, jnp.zeros(B, jnp.int32), jnp.int32(0)
-    state, out, count_B, i = jax.lax.while_loop(goes_on, step, carry)
+    body = wide_and_narrow if self.may_lack_drafts else wide
+    state, out, count_B, i = jax.lax.while_loop(goes_on, body, carry)
     return self._placed(state), *self._everywhere((out, count_B, i))
 
 
@@ -163,10 +185,11 @@ def _tokens_of_step(
 
   Behind it are the drafts; what comes after these has no meaning.
   """
-  ids_BW = jnp.concatenate([rows.token[:, None], drafts.draft], 1)
+  draft_BK = jnp.maximum(drafts.draft, 0)
+  ids_BW = jnp.concatenate([rows.token[:, None], draft_BK], 1)
   if has_states:
     both_BW = jnp.concatenate([drafts.before[:, None], ids_BW], 1)
-    ids_BW = jnp.concatenate([ids_BW, drafts.draft], 1)
+    ids_BW = jnp.concatenate([ids_BW, draft_BK], 1)
     ids_BW = jnp.where(drafts.waiting[:, None] == 2, both_BW, ids_BW)
   return ids_BW, drafts.waiting - 1
 

@@ -1,5 +1,6 @@
 """Text with drafts is that without them, in fewer steps where drafts are right."""
 
+import collections
 import subprocess
 import sys
 
@@ -17,7 +18,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.mixtral import Mixtral_8x7B
 from paxlite.experiments.qwen_hybrid import Qwen3_5
 from paxlite.generation.engine import Engine
-from paxlite.generation.ngram_drafts import ngram_drafts
+from paxlite.generation.ngram_drafts import NgramDrafts, ngram_drafts
 from paxlite.generation.request import Request
 from paxlite.generation.scheduler import common
 from tests.support import runs
@@ -85,13 +86,12 @@ def test_text_and_steps():
 
 
 def ngrams(tokens, count):
-  """Returns what came after the last tokens of a text when they came before, most of them first."""
+  """Returns what came after the last three or two tokens of a text when they came before, or −1."""
   ends = [
-    at for size in (3, 2, 1) for at in range(len(tokens) - 1, size - 1, -1)
+    at for size in (3, 2) for at in range(len(tokens) - 1, size - 1, -1)
     if tokens[at - size : at] == tokens[-size:]
   ]  # fmt: skip
-  after = tokens[ends[0] if ends else 0 :]
-  return (after * count)[:count]
+  return (tokens[ends[0] :] * count)[:count] if ends else [-1] * count
 
 
 @pytest.mark.parametrize('seed', range(3))
@@ -105,7 +105,17 @@ def test_drafts_are_what_came_after_the_last_tokens_before(seed):
 
 
 @pytest.mark.slow
-def test_a_model_without_a_module_takes_the_steps_that_ngrams_leave():
+def test_a_model_without_a_module_takes_the_steps_that_ngrams_leave(monkeypatch):
+  """Each of them computes one token where there are no n-grams."""
+  widths, expected = collections.Counter(), collections.Counter()
+  after = NgramDrafts._next_drafts
+
+  def next_drafts(self, params, variables, rows, computed):
+    width = computed.ids_BW.shape[1]
+    jax.debug.callback(lambda: widths.update([width]))
+    return after(self, params, variables, rows, computed)
+
+  monkeypatch.setattr(NgramDrafts, '_next_drafts', next_drafts)
   model, params = model_and_params(NUM_PREDICTION_MODULES=0)
   engine, drafting = Engine(model, params, 64), Engine(model, params, 64, drafts=True)
   tokens = steps = 0
@@ -116,9 +126,13 @@ def test_a_model_without_a_module_takes_the_steps_that_ngrams_leave():
     count = 1
     while count < NEW:
       drafts, rest = ngrams(prompt + text[:count], 3), text[count:]
+      expected.update([1 if drafts[0] < 0 else 4])
       count += 1 + common(drafts, rest[: len(rest) - 1])
       steps += 1
     tokens += NEW - 1
+  jax.effects_barrier()
+  assert widths == expected
+  assert set(widths) == {1, 4}
   assert drafting.num_steps == steps
   assert steps < 0.8 * tokens
 
