@@ -1,12 +1,14 @@
 """python -m benchmarks.decode_program [--experiment=LLaMA7B] [--rows=1] [--apart] [NAME=VALUE …]
 
-Compiles the loop over tokens for one H100, which need not be there, and prints how many kernels a
-token takes and how many bytes it moves, against those of the weights and the cache. --apart leaves
-the weights as training has them. NAME=VALUE sets an attribute. Needs the extra cuda.
+Compiles the loop over tokens for one device, which need not be there, and prints how many kernels a
+token takes and how many bytes it moves, against those of the weights and the cache. --tokens: how
+many tokens each sequence has, beyond which kernels for cached keys read nothing. --apart leaves
+the weights as training has them. NAME=VALUE sets an attribute. Needs the extra cuda or tpu.
 """
 
 import argparse
 import json
+import re
 
 import fiddle as fdl
 import jax
@@ -31,6 +33,8 @@ def main() -> None:
   parser.add_argument('--experiment', default='LLaMA7B')
   parser.add_argument('--rows', type=int, default=1)
   parser.add_argument('--slots', type=int, default=1024, help='tokens that the cache has room for')
+  parser.add_argument('--tokens', type=int, help='tokens that each sequence has; as many as slots')
+  parser.add_argument('--target', default='h100x1', help='the kind of device, such as v5e-4')
   parser.add_argument('--apart', action='store_true')
   parser.add_argument('values', nargs='*', metavar='NAME=VALUE')
   args = parser.parse_args()
@@ -40,7 +44,8 @@ def main() -> None:
   given = dict(pair.split('=', 1) for pair in args.values)
   e = cls(**here, **{name: parse(cls, name, text) for name, text in given.items()})
   e = e.plain.replaced(**e.decoding_values)
-  mesh = e.mesh(targets.parse('h100x1').topology())
+  target = targets.parse(args.target)
+  mesh = e.mesh(target.topology()[:1])
   config = e.build_task()
   if e.INT8_WEIGHTS:
     put_scheme(config.model, Int8)
@@ -57,17 +62,24 @@ def main() -> None:
   compiled = engine.lowered(args.rows, args.slots).compile()
 
   program = Program(compiled.as_text())
-  costs = Costs(program, 'gpu')
+  costs = Costs(program, 'gpu' if target.chip and target.chip.gpu else 'tpu')
   loop = next(i for i in program.entry if i.opcode == 'while')
   (body,) = program.called(loop)
   kernels = [k for i in body if (k := costs.kernel(body, i)) is not None]
-  moved = sum(kernel.bytes for kernel in kernels)
+  calls = [i for i in body if re.search(r'cached_attention|__cudnn\$fmha', i.attributes)]
+  unread = 0.0
+  if args.tokens and calls:
+    assert len(calls) == e.NUM_LAYERS, len(calls)
+    unread = engine.cache_bytes(args.rows, args.slots) * (1 - args.tokens / args.slots)
+  moved = sum(kernel.bytes for kernel in kernels) - unread
   size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
   table = e.VOCAB_SIZE * e.MODEL_DIMS * 2 if e.SEPARATE_EMBEDDING else 0  # one row of it is read
   least = size(params) - table + engine.cache_bytes(args.rows, args.slots)
   print(json.dumps({
-    'experiment': args.experiment, 'values': given, 'rows': args.rows, 'jax': jax.__version__,
+    'experiment': args.experiment, 'values': given, 'target': args.target, 'rows': args.rows,
+    'slots': args.slots, 'tokens': args.tokens or args.slots, 'jax': jax.__version__,
     'joined': not args.apart, 'layers': e.NUM_LAYERS, 'kernels': len(kernels),
+    'kernels_for_cached_keys': len(calls),
     'kernels_per_layer': len(kernels) // e.NUM_LAYERS, 'gigabytes': moved / 1e9,
     'of_weights_and_cache': moved / least,
   }))  # fmt: skip

@@ -21,6 +21,7 @@ from paxlite.core.trees import PyTree
 from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention_case import Case, Kernel
 from paxlite.layers.attention.blockwise_attention import Blockwise
+from paxlite.layers.attention.cached_attention import CachedKernel
 from paxlite.layers.attention.partial_attention import QKV, Partial, PartialKernel
 from paxlite.layers.attention.plain_attention import XlaKernel
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
@@ -55,6 +56,13 @@ def comparisons() -> Iterator[KernelComparison]:
     kernel = attention_kernels.first(case)
     both = [functools.partial(_with_gradients, each, case) for each in (kernel, XlaKernel())]
     yield KernelComparison(f'{kernel.name}, {what}', _difference(*both), way_out)
+  for what, case in _cached():
+    kernel = attention_kernels.first(case)
+    if isinstance(kernel, CachedKernel):
+      both = [functools.partial(_attended, each, case) for each in (kernel, XlaKernel())]
+      yield KernelComparison(
+        f'{kernel.name}, {what}', _difference(*both), 'USE_FLASH_ATTENTION=False'
+      )
   for what, case, ids in _parts():
     part, plain = attention_kernels.parts(case), Blockwise(case.softmax)
     if not isinstance(part, Blockwise):
@@ -92,6 +100,17 @@ def _cases() -> Iterator[tuple[str, Case, str]]:
     yield name, dataclasses.replace(whole, **changes), way_out
 
 
+def _cached() -> Iterator[tuple[str, Case]]:
+  """Yields names and cases of the latest token of each of 64 rows, with keys of many lengths."""
+  rows = 64
+  repeated = lambda x: jnp.repeat(x, rows // _B, 0)
+  q, k, v = _random(0, 1, _N), _random(1, _T, _K), _random(2, _T, _K)
+  starts = jnp.asarray(np.linspace(0, _T - 1, rows), jnp.int32)
+  for name, sink in (('one query', None), ('one query and a sink', jnp.asarray([4.0, -2, 0, 2]))):
+    softmax = Softmax(_SCALE, sink_logit=sink)
+    yield name, Case(*map(repeated, (q, k, v)), softmax, AttentionMask(starts))
+
+
 def _parts() -> Iterator[tuple[str, Case, jax.Array | None]]:
   """Yields parts of the keys as a ring computes them, and the segments of these keys."""
   for length in (_T, 2 * _T, _T // 2):
@@ -116,6 +135,16 @@ def _with_gradients(kernel: Kernel, case: Case) -> Sequence[jax.Array]:
     return context, *pull(gradient)
 
   return jax.jit(function)(_random(3, _T, _N), *case.arrays, *others)
+
+
+def _attended(kernel: Kernel, case: Case) -> Sequence[jax.Array]:
+  """Returns the context of a case."""
+
+  def function(*arrays: jax.Array) -> jax.Array:
+    q, k, v = arrays
+    return kernel.attend(dataclasses.replace(case, q=q, k=k, v=v))
+
+  return [jax.jit(function)(*case.arrays)]
 
 
 def _of_part(kernel: PartialKernel, case: Case, ids: jax.Array | None) -> Sequence[jax.Array]:

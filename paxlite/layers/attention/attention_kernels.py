@@ -2,16 +2,17 @@
 
 from paxlite.layers.attention.attention_case import Case, Kernel, LocalKernel
 from paxlite.layers.attention.blockwise_attention import BlockwiseKernel
+from paxlite.layers.attention.cached_attention import XlaCachedKernel
 from paxlite.layers.attention.cpu_attention import CpuKernel
-from paxlite.layers.attention.cudnn_attention import CudnnKernel
-from paxlite.layers.attention.one_query_attention import OneQueryKernel
+from paxlite.layers.attention.cudnn_attention import CudnnCachedKernel, CudnnKernel
 from paxlite.layers.attention.partial_attention import PartialKernel
 from paxlite.layers.attention.plain_attention import XlaKernel
 from paxlite.layers.attention.splash_attention import SplashKernel
 
 # The first one that does not refuse a case computes it; plain XLA refuses none.
 _kernels: list[Kernel] = [
-  OneQueryKernel(), CudnnKernel(), SplashKernel(), BlockwiseKernel(), CpuKernel(), XlaKernel(),
+  CudnnCachedKernel(), XlaCachedKernel(),
+  CudnnKernel(), SplashKernel(), BlockwiseKernel(), CpuKernel(), XlaKernel(),
 ]  # fmt: skip
 
 

@@ -9,13 +9,17 @@ import jax.numpy as jnp
 
 from paxlite.layers.attention import cudnn_call
 from paxlite.layers.attention.attention_case import Case, KernelCall, LocalKernel
+from paxlite.layers.attention.cached_attention import CachedKernel
 from paxlite.layers.attention.folded_vmap import folded, with_folded_vmap
-from paxlite.layers.attention.partial_attention import QKV, Partial, sink_logits
+from paxlite.layers.attention.partial_attention import QKV, Partial, sink_logits, with_sink_logit
 from paxlite.layers.attention.softmax_attention import Segments, Softmax
 from paxlite.layers.attention.tiled_attention import Tiled
 from paxlite.parallel import partitioning
 
 _LEAST_CAPABILITY = 8  # of a GPU that has the kernels: Ampere
+# Heads of keys that keep a GPU busy, which computes each in one block of threads: an H100 has 132
+# multiprocessors. With fewer, plain XLA is not far from the memory's bandwidth.
+_LEAST_HEADS = 128
 _LARGEST_OFFSET = 2**31 - 1  # cuDNN gets the bounds of segments in elements, as int32
 
 
@@ -41,9 +45,7 @@ class CudnnKernel(LocalKernel):
     width, width_of_values = case.q.shape[3], case.v.shape[3]
     largest = 256 if case.capability >= 9 else 128  # the width of a head, from Hopper on
     return {
-      'needs an NVIDIA GPU, Ampere or newer': case.capability < _LEAST_CAPABILITY,
-      'knows no cap of the scores': case.softmax.logit_cap > 0,
-      'computes in 16 bits only': case.q.dtype not in (jnp.bfloat16, jnp.float16),
+      **_reasons(case),
       'takes an even number of tokens': case.q.shape[1] % 2 != 0,
       'takes a bias only without segments, a window and stages': (
         case.bias is not None
@@ -128,6 +130,58 @@ class CudnnKernel(LocalKernel):
     """
     share = 1 / (1.44 + 114 / call.operands[0][-1])
     return share / 2 if 'Bias' in call.name else share
+
+
+class CudnnCachedKernel(CachedKernel):
+  """Computes one query a row, and stops at the row's last key.
+
+  cuDNN reads keys and values once, in the order of the cache.
+  """
+
+  name = 'cuDNN for cached keys'
+  platform = 'gpu'
+
+  def reasons(self, case: Case) -> dict[str, bool]:
+    (_, T, _, width), (B, _, K, _) = case.q.shape, case.k.shape
+    largest = 256 if case.capability >= 9 else 128
+    rows = -(-B // case.shards('batch'))
+    return {
+      **_reasons(case),
+      'takes one query a row, without a window': T != 1 or case.softmax.window > 0,
+      f'takes head widths that are multiples of 8, up to {largest}, and values as wide': (
+        width % 8 != 0 or width > largest or case.v.shape[3] != width
+      ),
+      'is for many rows': rows * K // case.shards('act_heads') < _LEAST_HEADS,
+    }
+
+  def attend_locally(
+    self,
+    q_BTNH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSH: jax.Array,
+    start_B: jax.Array,
+    logit_N: jax.Array | None,
+    softmax: Softmax,
+  ) -> jax.Array:
+    (B, _, N, H), (_, K, S, _) = q_BTNH.shape, k_BKSH.shape
+    context_BKGH, lse_BKG = cudnn_call.cached(
+      q_BTNH.reshape(B, K, N // K, H), k_BKSH, v_BKSH, jnp.minimum(start_B + 1, S),
+      softmax.query_scale, has_sums=logit_N is not None,
+    )  # fmt: skip
+    context_B1NH = context_BKGH.reshape(q_BTNH.shape)
+    if lse_BKG is None:
+      return context_B1NH
+    part = Partial(context_B1NH.astype(jnp.float32), lse_BKG.reshape(B, N, 1))
+    return with_sink_logit(part, logit_N).context.astype(v_BKSH.dtype)
+
+
+def _reasons(case: Case) -> dict[str, bool]:
+  """Returns reasons that hold for sequences and for cached keys."""
+  return {
+    'needs an NVIDIA GPU, Ampere or newer': case.capability < _LEAST_CAPABILITY,
+    'knows no cap of the scores': case.softmax.logit_cap > 0,
+    'computes in 16 bits only': case.q.dtype not in (jnp.bfloat16, jnp.float16),
+  }
 
 
 def _usual_segments(length: int) -> int:

@@ -47,6 +47,8 @@ class Options:
   # whether a query sees the keys up to its own index alone; without, no window and no
   # `max_segments`
   causal: bool = True
+  # whether each row has a number of keys; with, it is not causal and there is no `max_segments`
+  has_lengths: bool = False
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -148,12 +150,39 @@ def forward(
   bias, limits = _segments(q_BTNH, k_BSKH, segments, options)
   bias += [] if bias_1NTS is None else [bias_1NTS]
   call = _call(
-    f'{"ScaleBias" if bias else ""}Softmax', options, q_BTNH, k_BSKH, [(B, N, T, H)],
+    f'{"ScaleBias" if bias else ""}Softmax', options, q_BTNH.dtype, _scores(q_BTNH, k_BSKH),
+    [(B, N, T, H)],
     [jax.ShapeDtypeStruct((B * max(options.max_segments, 1), N, T), jnp.float32)],
     bmm1=((3, 3), (0, 2), (0, 2)), bmm2=((3, 1), (0, 1), (0, 2)),
   )  # fmt: skip
   context_BNTH, sums, _ = call(q_BTNH, k_BSKH, v_BSKH, *bias, *limits)
   return Partial(context_BNTH.swapaxes(1, 2), sums)
+
+
+def cached(
+  q_BKGH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, length_B: jax.Array, scale: float,
+  has_sums: bool,
+) -> tuple[jax.Array, jax.Array | None]:  # fmt: skip
+  """Returns the context [B, K, G, H], and the log-sums [B, K, G] or None, without a derivative.
+
+  The G query heads of a head of keys are queries of one head, so that its keys are read once.
+
+  Args:
+    q_BKGH: One query a row of each head.
+    k_BKSH: Keys, in the order of a cache.
+    v_BKSH: Their values.
+    length_B: How many keys each row has.
+    scale: The factor of the scores.
+    has_sums: Whether the log-sums are computed.
+  """
+  (B, K, G, _), S = q_BKGH.shape, k_BKSH.shape[2]
+  sums = [jax.ShapeDtypeStruct((B, K, G), jnp.float32)] * has_sums
+  call = _call(
+    'Softmax', Options(scale, causal=False, has_lengths=True), q_BKGH.dtype, (B, K, G, S),
+    [q_BKGH.shape], sums, layout=None, bmm1=((3, 3), (0, 1), (0, 1)), bmm2=((3, 2), (0, 1), (0, 1)),
+  )  # fmt: skip
+  context_BKGH, *others = call(q_BKGH, k_BKSH, v_BKSH, jnp.full_like(length_B, G), length_B)
+  return context_BKGH, others[0] if has_sums else None
 
 
 def backward(
@@ -176,7 +205,7 @@ def backward(
   learned = [] if bias_1NTS is None else [bias_1NTS]
   bias += learned
   call = _call(
-    f'{"ScaleBias" if bias else ""}SoftmaxBackward', options, q_BTNH, k_BSKH,
+    f'{"ScaleBias" if bias else ""}SoftmaxBackward', options, q_BTNH.dtype, _scores(q_BTNH, k_BSKH),
     [(B, N, T, H), (B, K, S, H), (B, K, S, H)],
     [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in learned],
     bmm1_grad_gemm1=((2, 1), (0, 1), (0, 2)), bmm1_grad_gemm2=((3, 1), (0, 1), (0, 2)),
@@ -227,13 +256,22 @@ def bounds(ids_BT: jax.Array, max_segments: int) -> tuple[jax.Array, jax.Array]:
   return starts.reshape(B, -1), lengths.reshape(B, -1)
 
 
+def _scores(q_BTNH: jax.Array, k_BSKH: jax.Array) -> tuple[int, ...]:
+  """Returns the shape [B, N, T, S] of the scores."""
+  (B, T, N, _), S = q_BTNH.shape, k_BSKH.shape[1]
+  assert q_BTNH.dtype == k_BSKH.dtype
+  assert T % 2 == S % 2 == 0, (T, S)  # cuDNN has no backward kernel for odd lengths with a bias
+  return B, N, T, S
+
+
 def _call(
   kind: str,
   options: Options,
-  q_BTNH: jax.Array,
-  k_BSKH: jax.Array,
+  dtype: jnp.dtype,
+  scores: tuple[int, ...],
   shapes: list[tuple[int, ...]],
   others: list[jax.ShapeDtypeStruct],
+  layout: tuple[int, ...] | None = _HEADS_INSIDE,
   **products: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
 ) -> Callable[..., Sequence[jax.Array]]:
   """Returns a function that calls cuDNN.
@@ -241,20 +279,18 @@ def _call(
   Args:
     kind: The last part of the call's name.
     options: The options of the kernel.
-    q_BTNH: The queries.
-    k_BSKH: The keys.
-    shapes: Shapes of the results that have the queries' dtype.
+    dtype: The type of queries, keys and values.
+    scores: The shape of the scores, [B, N, T, S].
+    shapes: Shapes of the results that have this type.
     others: The other results, before the workspace.
+    layout: The layout of the former in memory; None: that of their shapes.
     **products: The dimensions of each matrix multiplication that are contracted, and those of the
       batch of its left and its right operand.
   """
-  (B, T, N, _), S = q_BTNH.shape, k_BSKH.shape[1]
-  assert q_BTNH.dtype == k_BSKH.dtype
-  assert T % 2 == S % 2 == 0, (T, S)  # cuDNN has no backward kernel for odd lengths with a bias
-  mask = 'CAUSAL' if options.causal else 'NO_MASK'
+  mask = 'CAUSAL' if options.causal else 'PADDING' if options.has_lengths else 'NO_MASK'
   if options.max_segments:
     assert options.causal
-    assert T == S
+    assert scores[2] == scores[3]
     mask = 'PADDING_CAUSAL'
   numbers = {
     f'{name}_dot_dimension_numbers': {
@@ -272,7 +308,7 @@ def _call(
     },
     'fmha_scale': options.scale,
     'intermediate_tensor_shape': {
-      'element_type': _TYPES[q_BTNH.dtype.name][0], 'dimensions': [str(n) for n in (B, N, T, S)],
+      'element_type': _TYPES[dtype.name][0], 'dimensions': [str(n) for n in scores],
       'layout': {'minor_to_major': ['3', '2', '1', '0']}, 'is_dynamic_dimension': [False] * 4,
     },
     'is_flash_attention': True,
@@ -284,10 +320,10 @@ def _call(
     'is_paged_attention': False,
   }  # fmt: skip
   workspace = jax.ShapeDtypeStruct((0,), jnp.uint8)
-  results = [jax.ShapeDtypeStruct(shape, q_BTNH.dtype) for shape in shapes]
+  results = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
   return jax.ffi.ffi_call(
     f'__cudnn$fmha{kind}', [*results, *others, workspace],
-    output_layouts=[_HEADS_INSIDE] * len(shapes) + [None] * (len(others) + 1),
+    output_layouts=[layout] * len(shapes) + [None] * (len(others) + 1),
     vmap_method='sequential', custom_call_api_version=2,
     legacy_backend_config=json.dumps({'cudnn_fmha_backend_config': config | numbers}),
   )  # fmt: skip

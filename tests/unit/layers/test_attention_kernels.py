@@ -18,7 +18,7 @@ from paxlite.layers.attention.attention import DotProductAttention
 from paxlite.layers.attention.attention_case import Case, Kernel
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.partial_attention import RESULTS
-from paxlite.layers.attention.softmax_attention import Softmax
+from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.layers.moe import grouped_matmul
 from paxlite.parallel import partitioning
 
@@ -27,7 +27,8 @@ AXES = ['replica', 'data', 'mdl', 'context']
 
 def case(T=256, S=256, H=64, width=64, dtype='bfloat16', platform='gpu', softmax=None, **values):
   sizes = dict.fromkeys(AXES, 1) | values.pop('mesh', {})
-  array = lambda tokens, heads, width: jax.ShapeDtypeStruct((2, tokens, heads, width), dtype)
+  rows = values.pop('rows', 2)
+  array = lambda tokens, heads, width: jax.ShapeDtypeStruct((rows, tokens, heads, width), dtype)
   return Case(
     array(T, 8, H), array(S, 4, H), array(S, 4, width), Softmax(0.1, **(softmax or {})),
     platform=platform, capability=values.pop('capability', 9.0 if platform == 'gpu' else 0.0),
@@ -35,6 +36,7 @@ def case(T=256, S=256, H=64, width=64, dtype='bfloat16', platform='gpu', softmax
   )  # fmt: skip
 
 
+CACHED = AttentionMask(jnp.zeros(1, jnp.int32))
 BIAS = jax.ShapeDtypeStruct((1, 8, 256, 256), jnp.float32)
 CASES = [
   (dict(), 'cuDNN'), (dict(softmax=dict(window=64, sink_logit=0.0)), 'cuDNN'),
@@ -42,7 +44,17 @@ CASES = [
   (dict(over_context=True), 'cuDNN'), (dict(softmax=dict(logit_cap=3.0)), 'plain XLA'),
   (dict(softmax=dict(dropout=jnp.sin)), 'plain XLA'), (dict(bias=BIAS), 'cuDNN'),
   (dict(bias=BIAS, softmax=dict(window=64)), 'plain XLA'), (dict(dtype='float32'), 'plain XLA'),
-  (dict(T=1), 'the kernel for one query'), (dict(capability=7.5), 'plain XLA'),
+  (dict(T=1), 'plain XLA for few queries'), (dict(capability=7.5), 'plain XLA'),
+  (dict(T=8, visible=CACHED), 'plain XLA for few queries'), (dict(T=8), 'plain XLA'),
+  (dict(T=9, visible=CACHED), 'plain XLA'),
+  (dict(T=1, visible=CACHED, rows=31), 'plain XLA for few queries'),
+  (dict(T=1, visible=CACHED, rows=32), 'cuDNN for cached keys'),
+  (dict(T=1, visible=CACHED, rows=32, mesh=dict(data=2)), 'plain XLA for few queries'),
+  (dict(T=1, visible=CACHED, rows=64, mesh=dict(mdl=2)), 'cuDNN for cached keys'),
+  (dict(T=1, visible=CACHED, rows=64, mesh=dict(context=2)), 'plain XLA for few queries'),
+  (dict(T=1, visible=CACHED, rows=64, fused=False), 'plain XLA for few queries'),
+  (dict(T=1, visible=CACHED, rows=64, width=32), 'plain XLA for few queries'),
+  (dict(T=1, visible=CACHED, rows=64, softmax=dict(window=64)), 'plain XLA for few queries'),
   (dict(H=256, width=256, capability=8.0), 'plain XLA'), (dict(fused=False), 'plain XLA'),
   (dict(fused=False, over_context=True), 'plain XLA by blocks of keys'),
   (dict(mesh=dict(context=2)), 'plain XLA'), (dict(mesh=dict(mdl=8)), 'plain XLA'),

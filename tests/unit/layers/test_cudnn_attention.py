@@ -191,7 +191,7 @@ def test_more_segments_than_there_is_room_for(asked):
 def compared(monkeypatch, *names: str) -> list[kernel_check.KernelComparison]:
   """Returns some of the comparisons of `paxlite doctor --kernels`."""
   chosen = {}
-  for function in ('_cases', '_parts'):
+  for function in ('_cases', '_cached', '_parts'):
     found = list(getattr(kernel_check, function)())
     chosen[function] = [case for case in found if case[0] in names]
   with monkeypatch.context() as patched:

@@ -1,0 +1,134 @@
+"""Attention of few queries equals attention in plain XLA, with all that a model may ask for."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paxlite.layers.attention import attention_kernels, cudnn_call, softmax_attention
+from paxlite.layers.attention.attention_case import Case
+from paxlite.layers.attention.cached_attention import XlaCachedKernel
+from paxlite.layers.attention.cudnn_attention import CudnnCachedKernel
+from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
+
+B, S, N, H = 2, 12, 4, 8
+INDEX = 9  # of the query; later keys are room
+STARTS = np.array([3, 0])
+
+
+def case(
+  key_heads: int = N, width: int = H, bias: bool = False, window: int = 0, queries: int = 1,
+  **softmax,
+) -> Case:  # fmt: skip
+  rng = np.random.default_rng(0)
+  drawn = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  of_keys = jnp.asarray(np.arange(S) >= STARTS[:, None], jnp.int32)
+  return Case(
+    drawn(B, queries, N, H), drawn(B, S, key_heads, H), drawn(B, S, key_heads, width),
+    Softmax(0.3, window=window, **softmax),
+    AttentionMask(INDEX, window, (jnp.ones((B, queries), jnp.int32), of_keys)),
+    bias=drawn(1, N, queries, S) if bias else None,
+  )  # fmt: skip
+
+
+def close(found, asked: Case) -> None:
+  arrays = *asked.arrays, asked.visible.mask(asked.q.shape[1], asked.k.shape[1]), asked.bias
+  expected = softmax_attention.attend(*arrays, asked.softmax)
+  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.cases(fast=5)
+@pytest.mark.parametrize(
+  'given',
+  [
+    {},
+    {'key_heads': 2},
+    {'queries': 3, 'key_heads': 2},
+    {'key_heads': 1, 'width': 5},  # as with latents
+    {'window': 3, 'queries': 2},  # the keys before it are not read
+    {'logit_cap': 0.5},
+    {'sink_logit': 0.7},
+    {'sink_logit': jnp.arange(4.0)},
+    {'window': 4},
+    {'window': 3},
+    {'window': 3, 'bias': True, 'key_heads': 2, 'sink_logit': 0.7, 'queries': 3},
+    {'bias': True},
+  ],
+  ids=str,
+)
+def test_it_is_attention(given):
+  asked = case(**given)
+  assert isinstance(attention_kernels.first(asked), XlaCachedKernel)
+  close(XlaCachedKernel().attend(asked), asked)
+
+
+@pytest.mark.parametrize('key', [INDEX, INDEX - 1])
+def test_a_nan_among_the_visible_keys_reaches_the_context(key):
+  asked = case()
+  k = asked.k.at[1, key, 0, 0].set(np.nan)
+  found = XlaCachedKernel().attend(Case(asked.q, k, asked.v, asked.softmax, asked.visible))
+  assert np.isnan(found[1, 0, 0]).all()
+  assert np.isfinite(found[0]).all()
+
+
+@pytest.mark.parametrize('queries', [1, 2])
+@pytest.mark.parametrize('index', [0, 1, S - 2])
+def test_a_small_window_at_either_end_of_the_cache(index, queries):
+  asked = case(window=2, queries=queries)
+  asked = dataclasses.replace(asked, visible=AttentionMask(index, 2))
+  close(XlaCachedKernel().attend(asked), asked)
+
+
+SLOTS = 512
+
+
+def ragged(queries: int, key_heads: int = 2, width: int = 64, window: int = 0, **softmax) -> Case:
+  """Rows whose last query is in the first slots, at the bounds of blocks, and in the last slot."""
+  rng = np.random.default_rng(0)
+  drawn = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  lasts = np.array([queries - 1, 127, 128 + queries, 300, SLOTS - 1])
+  starts, rows = jnp.asarray(lasts - queries + 1, jnp.int32), len(lasts)
+  return Case(
+    drawn(rows, queries, 4, 64), drawn(rows, SLOTS, key_heads, 64),
+    drawn(rows, SLOTS, key_heads, width), Softmax(0.125, window=window, **softmax),
+    AttentionMask(starts, window),
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize('sink', [None, jnp.arange(4.0)], ids=['', 'sink'])
+def test_what_cudnn_is_asked_for(monkeypatch, sink):
+  """XLA computes the request: G query heads are queries of their head of keys."""
+
+  def ffi_call(target, results, *, output_layouts, legacy_backend_config, **_):
+    config = json.loads(legacy_backend_config)['cudnn_fmha_backend_config']
+    assert (target, config['mask_type']) == ('__cudnn$fmhaSoftmax', 'PADDING')
+    assert output_layouts == [None] * len(results)
+    assert config['bmm2_dot_dimension_numbers']['rhs_contracting_dimensions'] == ['2']
+    for name in ('bmm1', 'bmm2'):
+      for side in ('lhs', 'rhs'):
+        assert config[f'{name}_dot_dimension_numbers'][f'{side}_batch_dimensions'] == ['0', '1']
+
+    def answer(q_BKGH, k_BKSH, v_BKSH, queries_B, lengths_B):
+      B, K, G, _ = q_BKGH.shape
+      dimensions = config['intermediate_tensor_shape']['dimensions']
+      assert dimensions == [str(n) for n in (B, K, G, k_BKSH.shape[2])]
+      assert (queries_B == G).all()
+      scores = config['fmha_scale'] * jnp.einsum('BKGH,BKSH->BKGS', q_BKGH, k_BKSH)
+      is_key_BS = jnp.arange(k_BKSH.shape[2]) < lengths_B[:, None]
+      scores = jnp.where(is_key_BS[:, None, None], scores, -jnp.inf)
+      context = jnp.einsum('BKGS,BKSH->BKGH', jax.nn.softmax(scores), v_BKSH)
+      found = [context, jax.nn.logsumexp(scores, -1), jnp.zeros(0, jnp.uint8)]
+      if sink is None:
+        del found[1]
+      assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in results]
+      return found
+
+    return answer
+
+  monkeypatch.setattr(jax.ffi, 'ffi_call', ffi_call)
+  monkeypatch.setitem(cudnn_call._TYPES, 'float32', ('F32', -1e30))
+  asked = ragged(1, sink_logit=sink)
+  close(CudnnCachedKernel().attend(asked), asked)
