@@ -103,12 +103,12 @@ def _cases() -> Iterator[tuple[str, Case, str]]:
 def _cached() -> Iterator[tuple[str, Case]]:
   """Yields names and cases of the latest token of each of 64 rows, with keys of many lengths."""
   rows = 64
-  repeated = lambda x: jnp.repeat(x, rows // _B, 0)
-  q, k, v = _random(0, 1, _N), _random(1, _T, _K), _random(2, _T, _K)
+  drawn = _random(0, 1, _N), _random(1, _T, _K), _random(2, _T, _K)
+  q, k, v = (jnp.repeat(x, rows // _B, 0) for x in drawn)
   starts = jnp.asarray(np.linspace(0, _T - 1, rows), jnp.int32)
   for name, sink in (('one query', None), ('one query and a sink', jnp.asarray([4.0, -2, 0, 2]))):
     softmax = Softmax(_SCALE, sink_logit=sink)
-    yield name, Case(*map(repeated, (q, k, v)), softmax, AttentionMask(starts))
+    yield name, Case(q, k, v, softmax, AttentionMask(starts))
 
 
 def _parts() -> Iterator[tuple[str, Case, jax.Array | None]]:

@@ -13,6 +13,7 @@ after the one that chose it, which computes up to three: two that are sure, and 
 
 import abc
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -173,7 +174,7 @@ class SpeculativePrograms(Programs, abc.ABC):
 
     out = nothing_chosen((B, room), self._most_top(params, full))
     carry = state, out, jnp.zeros(B, jnp.int32), jnp.int32(0)
-    body = wide_and_narrow if self.may_lack_drafts else wide
+    body: Callable[[_Carry], _Carry] = wide_and_narrow if self.may_lack_drafts else wide
     state, out, count_B, i = jax.lax.while_loop(goes_on, body, carry)
     return self._placed(state), *self._everywhere((out, count_B, i))
 

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 from typing import cast
 
 import jax
@@ -97,7 +98,7 @@ class CachedKernel(Kernel):
       q_BTNH: Queries.
       k_BKSH: The cached keys.
       v_BKSH: Their values.
-      start_B: The slot of each row's first query; the keys from its last query on have no meaning.
+      start_B: The slot of each row's first query; keys behind its last query have no meaning.
       logit_N: The logits of attention sinks, float32; None: there are none.
       softmax: Has the scale, the cap and the window.
     """
@@ -107,10 +108,7 @@ class CachedKernel(Kernel):
     start_B = jnp.broadcast_to(case.visible.start, q_BTNH.shape[:1]).astype(jnp.int32)
     logit_N = sink_logits(softmax, q_BTNH.shape[2])
     arrays = q_BTNH, k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2), start_B, logit_N
-
-    def local(*arrays: jax.Array) -> jax.Array:
-      return self.attend_locally(*arrays, softmax)
-
+    local = functools.partial(self.attend_locally, softmax=softmax)
     active = partitioning.active_mesh()
     if active is None:
       return local(*arrays)
