@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
 from paxlite.core.variable_names import INDEX
+from paxlite.layers.attention import tpu_cached_attention
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.softmax_attention import AttentionMask, Segments, Softmax
 from paxlite.layers.norms import RmsNorm
@@ -286,7 +287,9 @@ def append_to_cache(module: nn.Module, **new: jax.Array) -> tuple[list[jax.Array
     rows_B1, slots_BT = jnp.arange(new.shape[0])[:, None], start_B[:, None]
     slots_BT += jnp.arange(new.shape[1])
     heads = (slice(None),) * (cached.value.ndim - 3)
-    whole = cached.value.at[rows_B1, *heads, slots_BT].set(new, mode='drop', unique_indices=True)
+    whole = tpu_cached_attention.appended(cached.value, new, start_B)
+    if whole is None:
+      whole = cached.value.at[rows_B1, *heads, slots_BT].set(new, mode='drop', unique_indices=True)
     # otherwise XLA for CPUs updates a copy for each use, in another shape
     cached.value = jax.lax.optimization_barrier(whole)
     return jnp.moveaxis(cached.value, -2, 1)

@@ -8,10 +8,11 @@ from paxlite.layers.attention.cudnn_attention import CudnnCachedKernel, CudnnKer
 from paxlite.layers.attention.partial_attention import PartialKernel
 from paxlite.layers.attention.plain_attention import XlaKernel
 from paxlite.layers.attention.splash_attention import SplashKernel
+from paxlite.layers.attention.tpu_cached_attention import TpuCachedKernel
 
 # The first one that does not refuse a case computes it; plain XLA refuses none.
 _kernels: list[Kernel] = [
-  CudnnCachedKernel(), XlaCachedKernel(),
+  CudnnCachedKernel(), TpuCachedKernel(), XlaCachedKernel(),
   CudnnKernel(), SplashKernel(), BlockwiseKernel(), CpuKernel(), XlaKernel(),
 ]  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Attention of few queries equals attention in plain XLA, with all that a model may ask for."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -8,11 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.layers.attention import attention_kernels, cudnn_call, softmax_attention
+from paxlite.generation.engine import Engine
+from paxlite.layers.attention import (
+  attention_kernels,
+  cudnn_call,
+  softmax_attention,
+  tpu_cached_attention,
+)
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.cached_attention import XlaCachedKernel
 from paxlite.layers.attention.cudnn_attention import CudnnCachedKernel
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
+from paxlite.layers.attention.tpu_cached_attention import TpuCachedKernel
+from paxlite.parallel import partitioning
+from paxlite.parallel.mesh import make_mesh
+from tests.unit.generation.test_speculative import model_and_params
 
 B, S, N, H = 2, 12, 4, 8
 INDEX = 9  # of the query; later keys are room
@@ -94,8 +105,41 @@ def ragged(queries: int, key_heads: int = 2, width: int = 64, window: int = 0, *
   return Case(
     drawn(rows, queries, 4, 64), drawn(rows, SLOTS, key_heads, 64),
     drawn(rows, SLOTS, key_heads, width), Softmax(0.125, window=window, **softmax),
-    AttentionMask(starts, window),
+    AttentionMask(starts, window), platform='tpu',
   )  # fmt: skip
+
+
+@pytest.mark.cases(fast=3)
+@pytest.mark.parametrize('mesh', [False, True])
+@pytest.mark.parametrize(
+  'given',
+  [
+    dict(queries=4, key_heads=2, window=130, sink_logit=jnp.arange(4.0), logit_cap=3.0),
+    dict(queries=1, key_heads=4),
+    dict(queries=1, key_heads=1, width=40, sink_logit=0.5),
+    dict(queries=4, key_heads=4, window=1),
+    dict(queries=1, window=128, logit_cap=3.0),
+  ],
+  ids=str,
+)
+def test_blocks_of_cached_keys_on_tpus(monkeypatch, given, mesh):
+  """In Pallas' interpreter: blocks without a visible key are not read, so they may hold NaN."""
+  size = 128
+  monkeypatch.setattr(tpu_cached_attention, '_SIZES', (size,))
+  asked = ragged(**given)
+  assert isinstance(attention_kernels.first(asked), TpuCachedKernel)
+  block, start = jnp.arange(SLOTS) // size, asked.visible.start[:, None]
+  is_unread = block > (start + asked.q.shape[1] - 1) // size
+  if asked.softmax.window:
+    is_unread |= block < (start - asked.softmax.window + 1) // size
+  unread = lambda x: jnp.where(is_unread[..., None, None], jnp.nan, x)
+  with_nan = dataclasses.replace(asked, k=unread(asked.k), v=unread(asked.v))
+  axes = ['replica', 'data', 'mdl']
+  one = make_mesh([1, 1, 1], [1, 1, 1], axes, jax.devices()[:1])
+  active = partitioning.activate(one, partitioning.rules_for(axes))
+  with active if mesh else contextlib.nullcontext():
+    found = jax.jit(lambda: TpuCachedKernel().attend(with_nan))()
+  close(found, asked)
 
 
 @pytest.mark.parametrize('sink', [None, jnp.arange(4.0)], ids=['', 'sink'])
@@ -132,3 +176,39 @@ def test_what_cudnn_is_asked_for(monkeypatch, sink):
   monkeypatch.setitem(cudnn_call._TYPES, 'float32', ('F32', -1e30))
   asked = ragged(1, sink_logit=sink)
   close(CudnnCachedKernel().attend(asked), asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('drafts', [False, True])
+def test_an_engine_that_reads_blocks_of_keys(monkeypatch, drafts):
+  """Rows of several lengths, one of which begins a second block."""
+  monkeypatch.setattr(tpu_cached_attention, '_SIZES', (128,))
+  values = dict(NUM_PREDICTION_MODULES=0, MAX_SEQ_LEN=256, SLIDING_WINDOW=100)
+  model, params = model_and_params(share=0.5, **values)
+  prompts = [np.random.default_rng(i).integers(0, 11, n).tolist() for i, n in enumerate((122, 5))]
+  expected = Engine(model, params, 256).continuations(prompts, 12)
+  asked = []
+  attend = TpuCachedKernel.attend_locally
+
+  def counted(kernel, q, *given, **options):
+    asked.append(q.shape[1])
+    return attend(kernel, q, *given, **options)
+
+  monkeypatch.setattr(TpuCachedKernel, 'attend_locally', counted)
+  monkeypatch.setattr(TpuCachedKernel, 'platform', 'cpu')
+  assert Engine(model, params, 256, drafts=drafts).continuations(prompts, 12) == expected
+  assert set(asked) == ({1, 4} if drafts else {1})
+
+
+@pytest.mark.parametrize('tokens', [1, 4])
+def test_tokens_are_put_into_a_cache_in_place(tokens):
+  """Also over the bound of a tile, and beyond the last slot, where they are dropped."""
+  rng = np.random.default_rng(0)
+  starts = np.array([0, 5, 7, 13, 15, 16, 30])
+  cache, new = rng.normal(size=(7, 2, 16, 8)), rng.normal(size=(7, 2, tokens, 8))
+  expected = np.concatenate([cache, np.zeros((7, 2, 40, 8))], 2)
+  for row, start in enumerate(starts):
+    expected[row, :, start : start + tokens] = new[row]
+  given = (jnp.asarray(x, jnp.float32) for x in (cache, new))
+  found = tpu_cached_attention.put(*given, jnp.asarray(starts, jnp.int32), interpret=True)
+  np.testing.assert_array_equal(found, expected[:, :, :16].astype(np.float32))
