@@ -56,7 +56,7 @@ OFFERED = {
   'proof': ('verify', 'bisect', 'prove', 'export --proof'),
   'context_parallelism': ('the mesh axis context', 'CONTEXT_ATTENTION'),
   'pipeline': ('the mesh axis stage',),
-  'aot': ('plan', 'compile', 'explain'),
+  'aot': ('plan', 'compile', 'explain', 'CHECKPOINT_POLICY=AUTO'),
   'hub': ('export --push',),
   'other_systems': (),
   'contrib': ('SeqioTask',),

@@ -137,7 +137,7 @@ def torch_sizes(name: str, tiny: bool, fitted: Values) -> Values:
     'hidden': e.HIDDEN_DIMS,
     'vocab': e.VOCAB_SIZE,
     'batch': [e.batch_size, e.MAX_SEQ_LEN],
-    'recomputes': e.CHECKPOINT_POLICY == 'SAVE_NOTHING',
+    'recomputes': e.CHECKPOINT_POLICY in ('AUTO', 'SAVE_NOTHING'),
     'learning_rate': e.LEARNING_RATE,
     'flops_per_token': e.flops_per_token,
     'steps': TINY_STEPS if tiny else STEPS,

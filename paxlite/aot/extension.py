@@ -15,6 +15,7 @@ EXTENSION = Extension(
     _command('compile', 'whether a step fits another machine, and how fast it is', 'compile'),
     _command('explain', "where a step's memory and time go", 'explain'),
   ),
+  hooks={'CHECKPOINT_POLICY=AUTO': 'paxlite.aot.planning.recomputation:chosen'},
   callbacks=('paxlite.aot.run_callbacks:callbacks',),
   sections=('paxlite.aot.report_sections:sections',),
 )

@@ -43,6 +43,9 @@ CheckpointPolicy = Literal[
   'SAVE_DOT_AND_ATTENTION',
 ]
 
+# AUTO is decided when training starts; elsewhere it is SAVE_NOTHING.
+PolicyChoice = Literal['AUTO', CheckpointPolicy]
+
 _QKV = ('combined_qkv_proj', 'query_proj', 'key_proj', 'value_proj')
 _NAMES: dict[str, tuple[str, ...]] = {
   'SAVE_QKV_OUT_PROJ': ('combined_qkv_proj', 'out_proj'),

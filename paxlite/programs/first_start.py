@@ -4,12 +4,15 @@ import dataclasses
 import datetime
 import logging
 import os
+from collections.abc import Callable
 
 import fiddle as fdl
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from paxlite import extensions
+from paxlite.cli.terminal import say
 from paxlite.config.attributes import derived
 from paxlite.data import tokenizer_copies
 from paxlite.data.base import Input
@@ -23,7 +26,7 @@ from paxlite.programs.run import Run
 
 log = logging.getLogger('paxlite')
 
-_NAMES = ('CHAT_DATE', 'CHAT_THINKING')
+_NAMES = ('CHAT_DATE', 'CHAT_THINKING', 'CHECKPOINT_POLICY')
 
 
 def as_begun(run: Run) -> Run:
@@ -34,7 +37,7 @@ def as_begun(run: Run) -> Run:
   found = {
     name: values[name]
     for name in _NAMES
-    if values.get(name) is not None and getattr(e, name) in (None, '')
+    if values.get(name) is not None and getattr(e, name) in (None, '', 'AUTO')
   }
   return dataclasses.replace(run, experiment=e.replaced(**found)) if found else run
 
@@ -98,6 +101,26 @@ def with_warmup(run: Run) -> Run:
   if values.get(name) in (None, e.values()[name]):
     return run
   return dataclasses.replace(run, experiment=e.replaced(**{name: values[name]}))
+
+
+def with_policy(run: Run, beat: Callable[[], None]) -> Run:
+  """Returns the run with the checkpoint policy that it began with, if CHECKPOINT_POLICY is AUTO.
+
+  A new run takes the policy that `paxlite plan` would choose for its devices, if their memory is
+  known. It calls `beat` before and after each program that it compiles to find out.
+  """
+  e, name = run.experiment, 'CHECKPOINT_POLICY'
+  if e.values().get(name) != 'AUTO' or run.compiled_step is not None:
+    return run
+  before = run_values(run.folder) if run.checkpoints().steps() else None
+  policy, said = before['values'].get(name, 'AUTO') if before else 'AUTO', ''
+  if before is None and not extensions.lacking(f'{name}=AUTO'):
+    policy, said = extensions.hook(f'{name}=AUTO')(e, beat)
+  if said and jax.process_index() == 0:
+    say(said)
+  if policy == 'AUTO':
+    return run
+  return dataclasses.replace(run, experiment=e.replaced(**{name: policy}))
 
 
 def in_steps(run: Run) -> Run:

@@ -32,6 +32,7 @@ from paxlite.programs.first_start import (
   dated,
   in_steps,
   noting,
+  with_policy,
   with_positions,
   with_tokenizer,
   with_warmup,
@@ -72,6 +73,7 @@ def _train(run: Run, lock: FolderLock) -> None:
     run = with_warmup(with_positions(in_steps(dated(with_tokenizer(run)))))
     check_folder(run)
     _lock(lock, run)
+    run = with_policy(run, watchdog.pause)
     with live_line.working('Reading the training data', _say):
       trainer = run.trainer(watchdog)
       watchdog.pause()

@@ -113,19 +113,12 @@ def experiment_of(args: argparse.Namespace) -> 'LanguageModel':
   """
   from paxlite.aot.planning import space
   from paxlite.experiments.language_model import LanguageModel
-  from paxlite.experiments.parts.linked_stack import LinkedStack
   from paxlite.programs.launch import build_experiment
 
   experiment = build_experiment(args.fdl_config, args.fiddler, args.attributes)
-  other = '. paxlite compile takes this experiment'
-  if not isinstance(experiment, LanguageModel):
-    raise UserError(f'{args.fdl_config} is not a language model, which plans need{other}')
-  if (rows := experiment.ROWS_PER_EXAMPLE) > 1:
-    raise UserError(
-      f'ROWS_PER_EXAMPLE={rows}: plans support only losses of single sequences{other}'
-    )
-  if isinstance(experiment, LinkedStack) and experiment.has_links:
-    raise UserError(f'{experiment.links}: plans support only stacks of repeated layers{other}')
+  if (refused := space.refusal(experiment)) is not None:
+    raise UserError(f'{refused}. paxlite compile takes this experiment')
+  assert isinstance(experiment, LanguageModel)
   if wrong := [name for name in args.keep if name not in space.NAMES]:
     chosen = ', '.join(space.NAMES)
     raise UserError(f'--keep={wrong[0]}: the planner chooses only {chosen}')

@@ -97,8 +97,10 @@ class Step:
     self._inner = c.rows / (shards * parts * ROWS)
     self._outer = c.rows / (shards * stages * self._losses * ROWS)
     unit, rest, all_of = model.unit(values), model.rest(values), model.everything(values)
+    self._width = 2 if e.FPROP_DTYPE in ('bfloat16', 'float16') else 4  # bytes of a number
     self._saved = self._inner * estimator.bytes(unit, c.layout)
     self._all = self._inner * estimator.bytes(all_of, c.layout)
+    self._all += self._free_slots
     self._rest = self._outer * estimator.bytes(rest, c.layout)
     whole = model.rest(values | {'NUM_LOSS_CHUNKS': 1})
     self._logits = self._outer * estimator.bytes(whole, c.layout)
@@ -107,7 +109,6 @@ class Step:
     self._gathers_once = stages > 1 and estimator.gathers_once
     policy = values['CHECKPOINT_POLICY']
     self._has_loop = estimator.has_loop(c.layout, values['USE_REPEATED_LAYER'], policy)
-    self._width = 2 if e.FPROP_DTYPE in ('bfloat16', 'float16') else 4  # bytes of a number
     # the share of a forward pass that runs again in the backward pass
     of_unit, of_all = (sum(work.flops.values()) for work in (unit, all_of))
     self._again = 3 * (of_unit / of_all - 1) if of_all else 0.0
@@ -125,6 +126,17 @@ class Step:
     sent = max(hidden - _OVERLAP * kernels, 0.02 * hidden) + exposed
     state = self._state.all - (self._state.moments if self._streams else 0.0)
     return Estimate(state + self._memory(), kernels + sent, state)
+
+  @property
+  def _free_slots(self) -> float:
+    """Bytes of activations in the slots that dropless experts have beyond the mean of a device."""
+    e, devices = self._experiment, self._sizes.get('expert', 1)
+    if not isinstance(e, MixtureOfExperts) or not e.USE_DROPLESS_MOE:
+      return 0.0
+    room = min(e.DROPLESS_BUFFER_FACTOR or devices, devices)
+    widths = 2 * e.MODEL_DIMS + (3 if e.USE_GATED_EXPERTS else 2) * e.EXPERT_HIDDEN_DIMS
+    tokens = self._inner * ROWS * e.MAX_SEQ_LEN * e.NUM_EXPERTS_PER_TOKEN
+    return max(room - 1, 0) * tokens * widths * self._width
 
   def _moved(self) -> float:
     """Returns the bytes that all kernels but products read and write."""
@@ -189,7 +201,11 @@ class Step:
     # (the layers of a pipeline once a step), over the axes that split weights
     of_weights = ('data',) if 'stage' in sizes else ('data', 'context')
     gathers = 1 if self._is_pipeline else self._runs
-    hidden = seconds(of_weights, state.layers * gathers + state.others, 3)
+    is_moe = isinstance(e, MixtureOfExperts)
+    # a TPU hides nothing behind the kernels of dropless experts
+    waits = is_moe and e.USE_DROPLESS_MOE and self._machine.platform == 'tpu'
+    experts = state.experts if waits else 0.0
+    hidden = seconds(of_weights, (state.layers - experts) * gathers + state.others, 3)
     hidden += seconds(('replica',), state.trained, 2)
     # tensor parallelism: two gathers and two scatters of the width in each pass of a block
     units, again = self._units * self._runs, self._again > 0
@@ -198,8 +214,9 @@ class Step:
     exposed += seconds(('mdl',), width, 4 * self._runs)
     kv = tokens * e.NUM_KV_HEADS * e.DIMS_PER_HEAD * self._width / sizes.get('mdl', 1)
     exposed += seconds(('context',), kv * blocks, 2 * (2 + again))
+    exposed += seconds(of_weights, experts * gathers, 3)
     if isinstance(e, MixtureOfExperts):
-      slots = e.NUM_EXPERTS_PER_TOKEN * e.EXPERT_CAPACITY_FACTOR
-      exposed += seconds(('expert',), width * slots * units, 6)
+      slots = e.NUM_EXPERTS_PER_TOKEN * (1 if e.USE_DROPLESS_MOE else e.EXPERT_CAPACITY_FACTOR)
+      exposed += seconds(('expert',), width * slots * units, 4 + 2 * again)
     # rows travel to the next stage, to the first one and from the last one; some are hidden
     return hidden, exposed + seconds(('stage',), width * self._runs * self._repeats, 4)

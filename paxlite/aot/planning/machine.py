@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from paxlite.aot import chips
 from paxlite.aot.chips import Chip
@@ -9,6 +11,9 @@ from paxlite.aot.targets import Target
 from paxlite.core import host_memory
 from paxlite.core.errors import UserError
 from paxlite.parallel import devices
+
+if TYPE_CHECKING:
+  import jax
 
 # of a CPU, only the order of the estimates counts, because its steps are run
 _CPU = Chip('cpu', 1e11, 0, 1e10, 2.5e9, 6e8, 'nominal')
@@ -61,8 +66,12 @@ def here() -> Machine:
   chip = _CPU if platform == 'cpu' else chips.chip_of_kind(kind)
   if chip is None:
     raise UserError(f'--target=here: {kind} is unknown, so no estimate is possible')
-  near = sum(d.process_index == found[0].process_index for d in found)
   memory = min((d.memory_stats() or {}).get('bytes_limit', 1 << 34) for d in found)
   if platform == 'cpu':
     memory = (host_memory.available() or 1 << 34) / len(found)
-  return Machine('here', platform, len(found), near, float(memory), chip)
+  return Machine('here', platform, len(found), near_devices(found), float(memory), chip)
+
+
+def near_devices(found: Sequence['jax.Device']) -> int:
+  """Returns how many of all devices belong to the process of the first one."""
+  return sum(d.process_index == found[0].process_index for d in found)

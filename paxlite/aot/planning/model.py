@@ -70,6 +70,7 @@ class StateBytes(NamedTuple):
   trained: float  # parameters that have gradients
   layers: float  # parameters of all units in the type of products, whole over data and context
   others: float  # other parameters, in the same way
+  experts: float  # those of `layers` that are experts
   moments: float
   streamed: float  # the most moments that are on the device at a time if the host keeps them
 
@@ -151,8 +152,11 @@ class Model:
     if key not in self._states:
       arrays, computed = self._state_arrays, str(jnp.dtype(self.experiment.FPROP_DTYPE))
 
-      def count(*kinds: str, stacked: tuple[bool, ...] = (False, True), whole: str = '') -> float:
+      def count(
+        *kinds: str, stacked: tuple[bool, ...] = (False, True), whole: str = '', of: str = ''
+      ) -> float:
         found = (a for a in arrays if a.kind in kinds and (a.axes[:1] == ('layers',)) in stacked)
+        found = (a for a in found if not of or of in a.axes)
         return sum(arrays[a] * a.on_a_device(rules, sizes, whole) for a in found)
 
       parameters, units = ('trained', 'frozen'), self.units / sizes.get('stage', 1)
@@ -160,6 +164,7 @@ class Model:
       of_layers, of_others = (count('moment', stacked=(s,)) for s in (True, False))
       self._states[key] = StateBytes(
         count(*parameters, 'moment', 'other'), count('trained'), layers, others,
+        count(*parameters, stacked=(True,), whole=computed, of='experts'),
         of_layers + of_others, max(of_layers / units, of_others),
       )  # fmt: skip
     return self._states[key]

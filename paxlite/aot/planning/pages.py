@@ -23,6 +23,10 @@ def page(plan: Plan, args: argparse.Namespace) -> str:
     header = ['#s a step', '#tokens/s a device', f'#of {size(machine.memory)}', 'most of the step']
     table = [_row(plan, judged) for judged in best]
     lines += ['', *columns([*header, 'the fastest for each row first'], table)]
+    if len(kinds := {j.candidate.layout.has_experts: j for j in reversed(best)}) > 1:
+      split, whole = kinds[True], kinds[False]
+      ratio = f'{split.row_seconds / whole.row_seconds:.2f} of the time of {whole.candidate.layout}'
+      lines += ['', f'Expert parallelism: {split.candidate.layout} takes {ratio} for each row']
     lines += ['', 'The first one:', f'  {command(plan, best[0], args)}']
     try:
       plan.space.experiment.train_input()

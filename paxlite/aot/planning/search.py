@@ -4,13 +4,13 @@ import collections
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from paxlite.aot.explanation_tables import size
 from paxlite.aot.planning.estimate import Estimate, Estimator
 from paxlite.aot.planning.space import Candidate, Space
 from paxlite.aot.planning.verdicts import Store, Verdict
-from paxlite.aot.planning.workers import WorkerPool
+from paxlite.aot.planning.workers import Question
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.language_model import LanguageModel
@@ -63,23 +63,32 @@ class Plan:
     return statistics.median(ratios) if ratios else 1.0
 
 
+class Pool(Protocol):
+  """Judges candidates, `size` of them at a time; see workers.WorkerPool."""
+
+  size: int
+
+  def judge(self, asked: Sequence[Question]) -> Iterator[tuple[int, Verdict]]: ...
+
+
 @dataclasses.dataclass
 class Search:
   """Searches a space with a limited number of verdicts."""
 
   space: Space
   estimator: Estimator
-  pool: WorkerPool
-  store: Store
+  pool: Pool
+  store: Store | None  # None: nothing is kept
   most: int
   say: Callable[[str], None]
+  takes_first: bool = False  # whether the search ends with the first candidate that fits
 
   def run(self) -> Plan:
     """Searches until the limit of verdicts or Ctrl-C."""
     plan = Plan(self.space)
     try:
       waiting = self.estimated(plan)
-      while len(plan.judged) < self.most:
+      while len(plan.judged) < self.most and not (self.takes_first and plan.best):
         number = min(self.pool.size, self.most - len(plan.judged))
         if not (chosen := self._next(waiting, plan.ratio, number)):
           break
@@ -103,7 +112,20 @@ class Search:
       kind = one[0].layout, one[0].values['CHECKPOINT_POLICY']
       order.append((_row_seconds(one) * (1 + _ALIKE * alike[kind]), one[1].memory, i, one))
       alike[kind] += 1
-    return [one for *_, one in sorted(order)]
+    return self._with_experts([one for *_, one in sorted(order)])
+
+  def _with_experts(self, order: list[Estimated]) -> list[Estimated]:
+    """Returns the order in which one with the mesh axis expert, and one without, are soon judged.
+
+    What exchanging tokens takes beside gathering weights is estimated worst.
+    """
+    limit = self.space.machine.memory
+    for has_axis in (False, True):
+      alike = (x for x in order if x[0].layout.has_experts == has_axis and x[1].memory <= limit)
+      first = next(alike, None)
+      if first is not None and first not in order[: max(self.most // 4, 1)]:
+        order = [*order[:1], first, *(one for one in order[1:] if one is not first)]
+    return order
 
   def _next(
     self, waiting: list[Estimated], ratio: float, number: int
@@ -135,7 +157,7 @@ class Search:
     """Yields (position, verdict) of experiments: kept ones first, then those of the workers."""
     asked, memory = [], self.space.machine.memory
     for i, experiment in enumerate(experiments):
-      kept = self.store.get(experiment.values())
+      kept = self.store and self.store.get(experiment.values())
       # one that was too large for the memory then was not run
       if kept is not None and (kept.seconds or kept.memory > memory):
         yield i, kept
@@ -144,7 +166,7 @@ class Search:
     questions = [(full_name(type(e)), stated(e), memory) for e in (experiments[i] for i in asked)]
     for position, verdict in self.pool.judge(questions):
       i = asked[position]
-      if not verdict.error:
+      if self.store and not verdict.error:
         self.store.write(experiments[i].values(), verdict)
       yield i, verdict
 

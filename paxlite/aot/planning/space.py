@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 from paxlite.aot.planning.machine import Machine
 from paxlite.core.errors import UserError
+from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.linked_stack import LinkedStack
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import MESH_AXES
 
@@ -51,6 +53,11 @@ class Layout(NamedTuple):
   @property
   def sizes(self) -> dict[str, int]:
     return {a: n * f for a, n, f in zip(*self, strict=True)}
+
+  @property
+  def has_experts(self) -> bool:
+    """Whether experts are split over devices, to which tokens travel."""
+    return self.sizes.get('expert', 1) > 1
 
   def __str__(self) -> str:
     parts = [
@@ -127,6 +134,7 @@ class Space:
     for name, others in CHOICES.items():
       tried = [] if name in self.fixed else others(e)
       own = [] if tried and name == 'USE_REPEATED_LAYER' else [getattr(e, name)]
+      own = ['SAVE_NOTHING' if value == 'AUTO' else value for value in own]
       options[name] = list(dict.fromkeys([*own, *tried]))
     products = itertools.product(*options.values())
     return [dict(zip(options, values, strict=True)) for values in products]
@@ -159,6 +167,17 @@ class Space:
     for rows, part in itertools.product(sizes, parts):
       if rows % (shards * part) == 0 and (stages == 1 or part >= stages or part == parts[-1]):
         yield rows, part
+
+
+def refusal(e: Experiment) -> str | None:
+  """Returns why the planner does not take an experiment; None if it does."""
+  if not isinstance(e, LanguageModel):
+    return f'{type(e).__name__} is not a language model, which plans need'
+  if e.ROWS_PER_EXAMPLE > 1:
+    return f'ROWS_PER_EXAMPLE={e.ROWS_PER_EXAMPLE}: plans support only losses of single sequences'
+  if isinstance(e, LinkedStack) and e.has_links:
+    return f'{e.links}: plans support only stacks of repeated layers'
+  return None
 
 
 def layouts(e: LanguageModel, machine: Machine) -> list[Layout]:

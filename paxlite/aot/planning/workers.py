@@ -112,11 +112,20 @@ def judged(name: str, values: Mapping[str, Json], memory: float) -> Verdict:
 
   A step is run only if it fits the memory of a device. What the compiler says holds for any.
   """
-  try:
+
+  def verdict() -> Verdict:
     target, experiment = _worker(), restored(name, values)
     is_here = target.chip is None
     return measured(experiment, memory) if is_here else compiled(experiment, target)
-  except Exception as e:  # a candidate that fails is not the end of the search
+
+  return attempted(verdict)
+
+
+def attempted(judge: Callable[[], Verdict]) -> Verdict:
+  """Returns a verdict; a candidate that fails is not the end of the search."""
+  try:
+    return judge()
+  except Exception as e:
     return Verdict(error=f'{type(e).__name__}: {(str(e).splitlines() or [""])[0]}')
 
 

@@ -5,7 +5,7 @@ from paxlite.experiments.parts.optimization import Schedule
 from paxlite.experiments.parts.stack import Activation
 from paxlite.experiments.parts.width_and_norms import Norm
 from paxlite.experiments.registry import register
-from paxlite.layers.remat import CheckpointPolicy
+from paxlite.layers.remat import PolicyChoice
 
 
 @register
@@ -29,7 +29,7 @@ class GPT126M(LanguageModel):
 
   PACKED_INPUT = True
   USE_REPEATED_LAYER = False
-  CHECKPOINT_POLICY: CheckpointPolicy = 'SAVE_EVERYTHING'
+  CHECKPOINT_POLICY: PolicyChoice = 'SAVE_EVERYTHING'
   TRAINABLE_POSITION_EMB = True
   USE_BIAS = True
   ACTIVATION_CLS: Activation = 'gelu'

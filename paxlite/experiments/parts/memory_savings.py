@@ -67,6 +67,7 @@ class MemorySavings(
 
   def kept_activations(self, policy: str) -> str | fdl.Config:
     """Returns what a stack needs for its checkpoint policy: a name, or a config with more."""
+    policy = 'SAVE_NOTHING' if policy == 'AUTO' else policy
     if not self.OFFLOAD_ACTIVATIONS:
       return policy
     return config(Offloaded, policy=policy, names=list(self.OFFLOAD_ACTIVATIONS))

@@ -13,7 +13,7 @@ from paxlite.experiments.parts.attention import AttentionKind, AttentionLayers
 from paxlite.experiments.parts.memory_savings import MemorySavings
 from paxlite.layers.block_sequence import BlockSequence
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
-from paxlite.layers.remat import CheckpointPolicy, keeps_products
+from paxlite.layers.remat import PolicyChoice, keeps_products
 from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, UnrolledTransformer
 from paxlite.parallel import devices
 
@@ -37,8 +37,9 @@ class Stack(AttentionLayers, MemorySavings, subject='Stack of layers'):
   USE_REPEATED_LAYER: Training[bool] = (
     False  # stacks all layers' weights as [L, …] and loops over layers
   )
-  CHECKPOINT_POLICY: Run[CheckpointPolicy] = (
-    'SAVE_NOTHING'  # activations saved for the backward pass; others are recomputed
+  # AUTO is SAVE_NOTHING until a run decides it: see programs/first_start.py
+  CHECKPOINT_POLICY: Run[PolicyChoice] = (
+    'AUTO'  # activations saved for the backward pass; AUTO: what the devices have memory for
   )
   NUM_PIPELINE_REPEATS: Run[Count] = 1  # virtual stages per pipeline stage
   GATHER_STAGES_ONCE: Run[bool] = (

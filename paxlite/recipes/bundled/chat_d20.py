@@ -9,7 +9,7 @@ hours.
 from paxlite.experiments.datasets import DocumentFiles
 from paxlite.finetuning.chats.datasets import SftFiles
 from paxlite.finetuning.reinforcement.datasets import PromptFiles
-from paxlite.layers.remat import CheckpointPolicy
+from paxlite.layers.remat import PolicyChoice
 from paxlite.recipes import Chat, Files, Recipe, Stage
 from paxlite.recipes.chat_data import write_data, write_questions, write_tokenizer
 
@@ -21,7 +21,7 @@ class D20(Chat(depth=20)):  # type: ignore[misc]
   ICI_MESH_SHAPE = [1, 8, 1]
   DCN_MESH_SHAPE = [1, 1, 1]
   USE_REPEATED_LAYER = True
-  CHECKPOINT_POLICY: CheckpointPolicy = 'SAVE_DOT_ONLY'
+  CHECKPOINT_POLICY: PolicyChoice = 'SAVE_DOT_ONLY'
   NUM_LOSS_CHUNKS = 8
   CHECKPOINT_EVERY_N_STEPS = 1000
   CHECKPOINT_MAX_TO_KEEP = 1
