@@ -47,6 +47,12 @@ def capability(device: 'jax.Device') -> float:
   return float(found) if found.replace('.', '', 1).isdigit() else 0.0
 
 
+def has_sparse_cores(device: 'jax.Device') -> bool:
+  """Whether a device is a TPU with SparseCores, which run collectives beside kernels."""
+  name = device.device_kind
+  return name.startswith(('TPU v5', 'TPU v6', 'TPU7x')) and name not in ('TPU v5 lite', 'TPU v5e')
+
+
 def present() -> list['jax.Device']:
   """All devices of the run.
 

@@ -59,7 +59,8 @@ CASES = [
    'glam/fractional', 'glam/torus_expert'],
   ['moe/dp', 'moe/pipeline'],
   ['mtp/dp_fsdp_tp', 'mtp/context_tp', 'mtp/torus_chunks'],
-  ['dropless/fsdp', 'dropless/expert_tp', 'dropless/pipeline', 'dropless/torus_dp'],
+  ['dropless/fsdp', 'dropless/expert_tp', 'dropless/pipeline', 'dropless/torus_dp',
+   'dropless_6/torus_dp'],
 ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.layers.precision import scattered_gradient
 from paxlite.parallel import partitioning, torus
 
 SMALL = dict(
@@ -41,6 +42,8 @@ MODELS: dict[str, Any] = {
   # This loss is a mean over targets plus a large auxiliary term.
   'moe': (MixtureOfExperts, GLAM | dict(AUX_LOSS_COEF=1.0)),
   'dropless': (GLaM126M64E, GLAM | dict(USE_DROPLESS_MOE=True)),
+  # data does not divide the number of experts
+  'dropless_6': (GLaM126M64E, GLAM | dict(USE_DROPLESS_MOE=True, NUM_EXPERTS=6)),
 }
 
 
@@ -155,7 +158,8 @@ def check(name: str) -> dict[str, Any]:
   lines = LINES.get(name.split('/')[1])
   if lines is None:
     return _check(name)
-  with mock.patch.object(torus, 'lines', return_value=lines):
+  cores = mock.patch.object(scattered_gradient, 'has_sparse_cores', return_value=True)
+  with mock.patch.object(torus, 'lines', return_value=lines), cores:
     return _check(name)
 
 

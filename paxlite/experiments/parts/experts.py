@@ -113,6 +113,10 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
     return 'data' if self.NUM_EXPERTS % self.mesh_sizes['data'] == 0 else None
 
   @property
+  def gathers_experts(self) -> bool:
+    return self.USE_DROPLESS_MOE and self.EXPERT_AXIS is None and self.mesh_sizes['data'] > 1
+
+  @property
   def NUM_MOE_GROUPS(self) -> Run[Count]:
     """Groups of sequences that share expert capacity; default: one per batch shard."""
     return self.batch_shards
@@ -122,6 +126,10 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
     axis = self.EXPERT_AXIS
     rules = dict(super().rules)
     others = tuple(a for a in partitioning.axes_of(rules['batch']) if a != axis)
+    # FSDP gives each device whole experts, if it can. They lie together in memory, so that XLA
+    # gathers them in place: with w_out split over D, it copied the gathered weights once more.
+    if axis is None and self.USE_DROPLESS_MOE and self.num_stages == 1:
+      axis = 'data' if self.NUM_EXPERTS % self.mesh_sizes['data'] == 0 else None
     return rules | {
       'experts': axis,
       'expert_embed': None if axis == 'data' else 'data',

@@ -82,7 +82,14 @@ class Parallelism(Part, subject='Mesh of devices'):
     options |= dict(map(compiler_option, self.COMPILER_OPTIONS))
     given = compiler.of_kind(platform, options)
     scatters_each = self.scatters_each_gradient(platform)
-    return compiler.step_options(platform, self.mesh_sizes, given, is_known, scatters_each)
+    return compiler.step_options(
+      platform, self.mesh_sizes, given, is_known, scatters_each, self.gathers_experts
+    )
+
+  @property
+  def gathers_experts(self) -> bool:
+    """Whether each device gathers the weights of dropless experts."""
+    return False
 
   def scatters_each_gradient(self, platform: str) -> bool:
     """Returns whether XLA scatters the gradient of each weight of a step by itself.

@@ -8,7 +8,7 @@ expert and back, by an all-to-all. On its device, an expert's slots follow each 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -81,14 +81,18 @@ class DroplessDispatch:
     over, hidden, embed = fitted(
       ('experts', 'mlp', 'expert_embed'), experts.weights.w_out_EFD.shape
     )
+    # FSDP splits weights over this axis; experts, if their tokens do not leave their devices
+    is_fsdp = over in partitioning.axes_of(rules['expert_groups'])
+    split, owners = (over, None) if is_fsdp else (embed, over)
     body: Callable[..., tuple[jax.Array, jax.Array]] = functools.partial(
-      _sharded, activation=experts.activation, expert_axis=over,
-      tokens_differ=over in partitioning.axes_of(tokens[0]), hidden_axis=hidden, room=self.room,
+      _sharded, activation=experts.activation, expert_axis=owners,
+      tokens_differ=owners in partitioning.axes_of(tokens[0]), hidden_axis=hidden, room=self.room,
     )  # fmt: skip
-    if embed is not None:
-      body = _gathering(body, embed, torus.lines(mesh, embed))
     # a spec for all arrays of a field: w_in_EDF, w_out_EFD, b_in_EF, b_out_ED
     dims = (over, embed, hidden), (over, hidden, embed), (over, hidden), (over, embed)
+    if split is not None:
+      split_dims = [names.index(split) if split in names else None for names in dims]
+      body = _gathering(body, split, split_dims, torus.lines(mesh, split))
     weights = Weights(*(PartitionSpec(*names) for names in dims))  # type: ignore[arg-type]
     sharded = jax.shard_map(
       body, mesh=mesh, in_specs=(tokens, tokens, tokens, weights), out_specs=(tokens, tokens),
@@ -99,22 +103,31 @@ class DroplessDispatch:
 
 
 def _gathering(
-  body: Callable[..., tuple[jax.Array, jax.Array]], axis: str, lines: tuple[int, ...]
+  body: Callable[..., tuple[jax.Array, jax.Array]],
+  axis: str,
+  dims: Sequence[int | None],
+  lines: tuple[int, ...],
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
-  """Returns `body` for weights whose dimension D is split over a mesh axis.
+  """Returns `body` for weights that are split over a mesh axis.
 
   Whole weights are not kept for the backward pass, which gathers them again.
+
+  Args:
+    body: A function of whole weights.
+    axis: The name of the mesh axis.
+    dims: The dimension that is split, for each field of Weights; None: the field is whole.
+    lines: The lines of the torus along the axis; see scattered_gradient.gathered.
   """
 
   def of_parts(
     x_JMD: jax.Array, experts_JMX: jax.Array, weights_JMX: jax.Array, weights: Weights
   ) -> tuple[jax.Array, jax.Array]:
-    whole = lambda parts, dim: tuple(gathered(part, axis, dim, lines) for part in parts)
-    w_in_EDF, (w_out_EFD,) = whole(weights.w_in_EDF, 1), whole([weights.w_out_EFD], 2)
-    b_out_ED = whole(weights.b_out_ED, 1)
-    return body(
-      x_JMD, experts_JMX, weights_JMX, Weights(w_in_EDF, w_out_EFD, weights.b_in_EF, b_out_ED)
+    whole = lambda part, dim: part if dim is None else gathered(part, axis, dim, lines)
+    fields = (
+      jax.tree.map(functools.partial(whole, dim=dim), field)
+      for field, dim in zip(weights, dims, strict=True)
     )
+    return body(x_JMD, experts_JMX, weights_JMX, Weights(*fields))
 
   is_kept = lambda primitive, *_, **__: primitive.name != 'all_gather'
   return jax.checkpoint(of_parts, policy=is_kept, prevent_cse=False)

@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from paxlite.parallel import torus
+from paxlite.parallel.devices import has_sparse_cores
 from paxlite.parallel.partitioning import active_mesh, axes_of, fitting, spec
 
 _AXIS = 'data'
@@ -124,19 +125,32 @@ scattered_product.defvjp(
 def gathered(part: jax.Array, axis: str, dim: int, lines: tuple[int, ...]) -> jax.Array:
   """Returns a whole weight in jax.shard_map, whose gradient is summed and scattered.
 
+  XLA runs gathers along one line of the torus on the SparseCores of a TPU, beside kernels. Where
+  there are some, the weight is gathered along one line after the other.
+
   Args:
     part: The device's part of the weight.
     axis: The mesh axis over which the weight is split.
     dim: The dimension that is split.
     lines: The sizes of the lines of the torus along the mesh axis, the outermost first.
   """
-  return jax.lax.all_gather(part, axis, axis=dim, tiled=True)
+  return _gathered(part, axis, dim, lines)
 
 
 gathered.defvjp(  # policies of jax.checkpoint know all_gather, and not a call of `gathered`
-  lambda part, axis, dim, lines: (jax.lax.all_gather(part, axis, axis=dim, tiled=True), None),
+  lambda part, axis, dim, lines: (_gathered(part, axis, dim, lines), None),
   lambda axis, dim, lines, _, grad: (_scattered(grad, axis, dim, lines),),
 )
+
+
+def _gathered(x: jax.Array, axis: str, dim: int, lines: Sequence[int]) -> jax.Array:
+  """Returns the devices' parts along a mesh axis, in their order."""
+  active = active_mesh()
+  if len(lines) == 1 or active is None or not has_sparse_cores(active[0].devices.flat[0]):
+    return jax.lax.all_gather(x, axis, axis=dim, tiled=True)
+  for groups in reversed(_groups(lines)):
+    x = jax.lax.all_gather(x, axis, axis_index_groups=groups, axis=dim, tiled=True)
+  return x
 
 
 def _scattered(x: jax.Array, axis: str, dim: int, lines: Sequence[int]) -> jax.Array:

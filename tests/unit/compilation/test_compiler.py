@@ -1,11 +1,13 @@
 """Options of XLA, and the memory that a run keeps on CPU."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import subprocess
 import sys
 import time
+from typing import NamedTuple
 
 import pytest
 
@@ -108,6 +110,17 @@ def test_options_for_several_tpus_that_their_xla_knows(monkeypatch):
   assert compiler.without_pipelining(own) == gathering
   monkeypatch.setenv('LIBTPU_INIT_ARGS', '--xla_tpu_enable_windowed_einsum_for_all_gather=true')
   assert options({}) == {k: v for k, v in own.items() if k not in gathering}
+
+
+def test_sparse_cores_gather_experts_where_there_are_some():
+  class Device(NamedTuple):
+    device_kind: str
+
+  step = functools.partial(compiler.step_options, 'tpu', {'data': 8}, {}, lambda *_: True)
+  names = step(gathers_experts=True).keys() - step().keys()
+  assert len(names) == 3
+  known = compiler.is_known_to(Device('TPU v5 lite'))
+  assert not any(known(name, True) for name in names)
 
 
 def test_a_device_says_what_its_xla_knows():

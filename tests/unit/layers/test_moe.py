@@ -224,6 +224,26 @@ def test_what_cannot_be(changes, message):
     GLaM126M64E(**SMALL | changes).validate()
 
 
+@pytest.mark.parametrize(
+  ('changes', 'split'),
+  [
+    ({}, ('data', None)), (dict(NUM_EXPERTS=6), (None, 'data')),
+    (dict(EXPERT_AXIS='data'), ('data', None)),
+    (dict(MESH_AXES=['replica', 'data', 'mdl', 'expert'], ICI_MESH_SHAPE=[1, 4, 1, 2]),
+     ('expert', 'data')),
+    (dict(MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[2, 1, 4, 1]),
+     (None, 'data')),
+  ],
+)  # fmt: skip
+def test_fsdp_splits_dropless_experts_or_their_width(changes, split):
+  """Tokens leave their device only where EXPERT_AXIS says so."""
+  mesh = dict(USE_DROPLESS_MOE=True, ICI_MESH_SHAPE=[1, 4, 1])
+  e = GLaM126M64E(**SMALL | mesh | changes)
+  assert (e.rules['experts'], e.rules['expert_embed']) == split
+  leaves = e.rules['experts'] not in (None, *e.rules['expert_groups'])
+  assert leaves == (e.EXPERT_AXIS is not None)
+
+
 # Each row is its own group, and few tokens have a slot, so microbatches route as the batch does.
 BY_ROW = SMALL | dict(NUM_MOE_GROUPS=4, EXPERT_CAPACITY_FACTOR=0.5, PERCORE_BATCH_SIZE=4)
 
