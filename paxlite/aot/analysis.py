@@ -93,6 +93,8 @@ def compile_step(
   mesh = e.mesh(target.topology())
   notes.append(f'Backend: {e.backend}')
   notes += e.attention_choices(mesh.devices.flat[0])
+  if target.chip is not None and e.values().get('CHECKPOINT_POLICY') == 'AUTO':
+    notes.append('CHECKPOINT_POLICY=AUTO is SAVE_NOTHING here, and a run may keep more.')
   task = sharded_task(e, mesh)
   lowered = task.lower_step(abstract_batch(e, mesh, notes))
   device = mesh.devices.flat[0]

@@ -201,10 +201,9 @@ class Step:
     # (the layers of a pipeline once a step), over the axes that split weights
     of_weights = ('data',) if 'stage' in sizes else ('data', 'context')
     gathers = 1 if self._is_pipeline else self._runs
-    is_moe = isinstance(e, MixtureOfExperts)
-    # a TPU hides nothing behind the kernels of dropless experts
-    waits = is_moe and e.USE_DROPLESS_MOE and self._machine.platform == 'tpu'
-    experts = state.experts if waits else 0.0
+    # a TPU hides little behind the kernels of dropless experts
+    is_dropless = isinstance(e, MixtureOfExperts) and e.USE_DROPLESS_MOE
+    experts = state.experts if is_dropless and self._machine.platform == 'tpu' else 0.0
     hidden = seconds(of_weights, (state.layers - experts) * gathers + state.others, 3)
     hidden += seconds(('replica',), state.trained, 2)
     # tensor parallelism: two gathers and two scatters of the width in each pass of a block

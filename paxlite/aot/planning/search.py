@@ -157,7 +157,7 @@ class Search:
     """Yields (position, verdict) of experiments: kept ones first, then those of the workers."""
     asked, memory = [], self.space.machine.memory
     for i, experiment in enumerate(experiments):
-      kept = self.store and self.store.get(experiment.values())
+      kept = None if self.store is None else self.store.get(experiment.values())
       # one that was too large for the memory then was not run
       if kept is not None and (kept.seconds or kept.memory > memory):
         yield i, kept
