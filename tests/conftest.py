@@ -19,7 +19,7 @@ import unittest.mock
 
 import pytest
 
-from tests.support import kept_programs, shards, tiers
+from tests.support import kept_programs, runs, shards, tiers
 
 _CACHE = 'JAX_COMPILATION_CACHE_DIR'
 _ENDPOINTS = 'AWS_ENDPOINT_URL', 'AWS_METADATA_ENDPOINT', 'GOOGLE_BASE_URL', 'HF_ENDPOINT'
@@ -56,10 +56,21 @@ def pytest_configure(config):
     config.kept_programs = kept_programs.KeptPrograms(kept_programs.default_root())
     os.environ[_CACHE] = str(config.kept_programs.folder)
   os.environ['XDG_CACHE_HOME'] = config.caches
+  _compile_fast(config.option.markexpr)
   # no test reaches a cloud by accident
   nowhere = 'http://127.0.0.1:9'
   os.environ |= dict.fromkeys(_ENDPOINTS, nowhere)
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+
+
+def _compile_fast(markexpr: str) -> None:
+  """Compiles without LLVM's optimizations, which take half the time of most tests.
+
+  `make test-exhaustive` compiles as users do, and so do tests for which XLA_FLAGS names a level.
+  """
+  flags = os.environ.get('XLA_FLAGS', '')
+  if runs.LEVEL not in flags and markexpr != 'exhaustive':
+    os.environ['XLA_FLAGS'] = f'{flags} {runs.LEVEL}=0'.lstrip()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -67,9 +78,13 @@ def pytest_collection_modifyitems(items):
   """Runs the longest modules first, so that none of them runs alone at the end."""
   tiers.assign(items)
   longest = (
-    'test_smollm', 'test_docs', 'test_faults', 'test_meshes', 'test_slurm', 'test_demo', 'test_te',
-    'test_families', 'test_model', 'test_stores', 'test_resume', 'test_decoding', 'test_restoring',
-    'test_reference', 'test_trainer', 'test_weights', 'test_main', 'test_backends',
+    'test_slurm', 'test_demo', 'test_docs', 'test_on_policy', 'test_meshes', 'test_smollm',
+    'test_engine', 'test_recipes', 'test_training_api', 'test_rollouts', 'test_faults',
+    'test_rollout_devices', 'test_adapters', 'test_model', 'test_packing', 'test_speculative',
+    'test_stores', 'test_linear_attention', 'test_moe', 'test_installation', 'test_ahead_rollouts',
+    'test_environments', 'test_te', 'test_families', 'test_whole_models', 'test_resume',
+    'test_decoding', 'test_restoring', 'test_backends', 'test_reference', 'test_trainer',
+    'test_weights', 'test_main', 'test_serving',
   )  # fmt: skip
   assert all(any(TESTS.glob(f'*/**/{name}.py')) for name in longest)
   order = {name: i for i, name in enumerate(longest)}

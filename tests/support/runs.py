@@ -13,6 +13,7 @@ from tests.support.fork_server import ForkServer, serves
 
 ROOT = pathlib.Path(__file__).parents[2]
 IMPORT = '--import=tests.support.experiments'  # for tools that read checkpoints of tests
+LEVEL = '--xla_backend_optimization_level'  # of LLVM; tests/conftest.py chooses it
 
 
 def command(
@@ -108,7 +109,8 @@ def _fork_server(imported: str) -> ForkServer:
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-  flags = f'--xla_force_host_platform_device_count={devices}'
+  level = [f for f in os.environ.get('XLA_FLAGS', '').split() if f.startswith(LEVEL)]
+  flags = ' '.join([f'--xla_force_host_platform_device_count={devices}', *level])
   width = ('COLUMNS', 'LINES')  # those of a terminal are not those of a file
   kept = {k: v for k, v in os.environ.items() if k not in width}
   return {**kept, 'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}
