@@ -158,14 +158,32 @@ def output(program: pathlib.Path, arguments: list[str], folder: pathlib.Path) ->
   return done.stdout
 
 
+IMAGES = 'cuda', 'tpu'
+
+
 def instructions(path: pathlib.Path) -> list[tuple[str, str]]:
   lines = [line for line in path.read_text().splitlines() if line and not line.startswith('#')]
   assert not any(line.endswith('\\') for line in lines), 'an instruction is a line'
   return [(word, rest) for word, _, rest in (line.partition(' ') for line in lines)]
 
 
+def test_the_extras_of_images_are_known():
+  """What they install is all in which their instructions differ."""
+  text = pathlib.Path(runs.ROOT / 'pyproject.toml').read_text()
+  known = tomllib.loads(text)['project']['optional-dependencies']
+  found = []
+  for name in IMAGES:
+    lines = instructions(runs.ROOT / 'docker' / f'{name}.Dockerfile')
+    named = re.findall(r'\[([a-z].*)\]', '\n'.join(rest for word, rest in lines if word == 'RUN'))
+    assert named
+    assert all(extra in known for extras in named for extra in extras.split(','))
+    found.append([(word, re.sub(r'\[[a-z].*\]', '', rest)) for word, rest in lines])
+  assert found[0] == found[1]
+
+
+@pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['cuda', 'tpu'])
+@pytest.mark.parametrize('name', IMAGES)
 def test_the_steps_of_an_image(name, tmp_path):
   """Does what a Dockerfile says, but for the packages that paxlite needs; those are here."""
   clone, root = cloned(tmp_path / 'clone'), tmp_path / 'root'
@@ -191,8 +209,6 @@ def test_the_steps_of_an_image(name, tmp_path):
           to.parent.mkdir(parents=True, exist_ok=True)
           shutil.copy(clone / source, to)
     elif word == 'RUN':
-      for extra in ''.join(re.findall(r'\[(.*)\]', rest)).split(','):
-        assert not extra or extra in extras['optional-dependencies']
       here = rest.replace('pip install', 'pip install --no-index --no-deps --no-build-isolation')
       subprocess.run(['sh', '-euc', here], cwd=folder, env=path, check=True, capture_output=True)
     else:

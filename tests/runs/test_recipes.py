@@ -205,7 +205,7 @@ def test_files_that_were_edited_or_deleted_are_made_again(whole):
 
 def killed(folder: pathlib.Path, is_due, number: int = signal.SIGKILL) -> int:
   """Starts the recipe and sends it a signal as soon as `is_due`; returns its exit code."""
-  process = subprocess.Popen(command(), env=ENVIRONMENT, cwd=folder, stdout=subprocess.DEVNULL)
+  process = runs.started(command(), ENVIRONMENT, folder, stdout=subprocess.DEVNULL)
   end = time.monotonic() + 300
   while process.poll() is None and not is_due():
     assert time.monotonic() < end

@@ -35,9 +35,9 @@ class Server:
       '--import=tests.unit.generation.test_decoding', f'CHAT_TEMPLATE={TEMPLATE}', *flags,
     ]  # fmt: skip
     self.log = tempfile.TemporaryFile('w+')  # noqa: SIM115
-    self.process = subprocess.Popen(
-      command, cwd=runs.ROOT, env=runs.environment() | {'PAXLITE_API_KEY': key},
-      stdout=subprocess.PIPE, stderr=self.log, text=True,
+    self.process = runs.started(
+      command, runs.environment() | {'PAXLITE_API_KEY': key}, stdout=subprocess.PIPE,
+      stderr=self.log.fileno(),
     )  # fmt: skip
     line = self.process.stdout.readline()
     assert ' answers at ' in line, self.logged()

@@ -57,9 +57,9 @@ class TrainingServer:
       f'--folder={self.adapters}', f'--name={NAME}', '--dtype=float32', *flags,
     ]  # fmt: skip
     self.log = tempfile.TemporaryFile('w+')  # noqa: SIM115
-    self.process = subprocess.Popen(
-      command, cwd=runs.ROOT, env=runs.environment() | {'PAXLITE_API_KEY': key},
-      stdout=subprocess.PIPE, stderr=self.log, text=True,
+    self.process = runs.started(
+      command, runs.environment() | {'PAXLITE_API_KEY': key}, stdout=subprocess.PIPE,
+      stderr=self.log.fileno(),
     )  # fmt: skip
     assert self.process.stdout is not None
     line = self.process.stdout.readline()

@@ -105,11 +105,7 @@ def test_without_a_seed_the_tasks_are_the_same_at_each_start(records):
     ('reasoning_gym:chain_sum?a.b=2&a=1', "the option 'a'"),
     ('reasoning_gym:chain_sum?=1', "the option ''"),
     ('reasoning_gym:chain_sum?prompt=none', 'prompt=none is unknown; use text, chat'),
-    ('verifiers:my-taskset', 'has no end: limit=N'),
-    ('verifiers:my-taskset?kind=boxed&limit=1', 'needs a container'),
     ('verifiers:my-taskset?kinds=1&limit=1', 'kinds'),
-    ('verifiers:my-game?limit=two', 'limit=two is no number'),
-    ('verifiers:no-taskset', "'no-taskset' not found"),
   ],
 )
 def test_a_task_that_cannot_run_here_is_one_line(name, match):
@@ -117,6 +113,19 @@ def test_a_task_that_cannot_run_here_is_one_line(name, match):
   with pytest.raises(UserError, match=match) as e:
     files_of(name)
   assert '\n' not in str(e.value)
+
+
+@pytest.mark.slow
+def test_a_taskset_that_cannot_run_here_says_why(records):
+  pytest.importorskip('verifiers')
+  for name, match in (
+    ('my-taskset', 'has no end: limit=N'),
+    ('my-taskset?kind=boxed&limit=1', 'needs a container'),
+    ('my-game?limit=two', 'limit=two is no number'),
+    ('no-taskset', "'no-taskset' not found"),
+  ):
+    with pytest.raises(Exception, match=match):
+      records(f'verifiers:{name}')
 
 
 def test_a_package_that_is_missing_is_one_line(monkeypatch):

@@ -28,9 +28,7 @@ def paxlite(*words: str, here, code: int = 0, env: dict[str, str] | None = None)
   """Runs a command in the folder `here`; returns its output, or its one line of an error."""
   command = [sys.executable, '-m', 'paxlite', *words]
   environment = runs.environment() | {'PYTHONPATH': str(runs.ROOT)} | (env or {})
-  done = subprocess.run(
-    command, cwd=here, env=environment, capture_output=True, text=True, check=False, timeout=300
-  )
+  done = runs.ended(command, environment, cwd=here)
   assert done.returncode == code, f'{words}\n{done.stdout}\n{done.stderr}'
   if code == 0:
     return done.stdout

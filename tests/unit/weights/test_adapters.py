@@ -256,9 +256,9 @@ def test_the_part_of_a_combined_weight_without_factors_stays_as_it_is():
     LORA_RANK=2, LORA_ALPHA=3.0,
   )  # fmt: skip
   model, ids = fdl.build(e.build_task()).model, np.arange(8)[None] % 32
-  params = meta.unbox(model.init(jax.random.key(0), ids))['params']
+  params = meta.unbox(jax.jit(model.init)(jax.random.key(0), ids))['params']
   params = jax.tree.map(lambda x: x + 0.1, params)
-  grads = jax.grad(lambda p: model.apply({'params': p}, ids).var())(params)
+  grads = jax.jit(jax.grad(lambda p: model.apply({'params': p}, ids).var()))(params)
   qkv = grads['transformer']['repeat']['self_attention']['qkv']['combined']
   a, b = np.abs(qkv['lora_a']).max((0, 2)), np.abs(qkv['lora_b']).max((0, 2))  # [3, rank]
   assert (a > 0).tolist() == (b > 0).tolist() == [[1, 1, 0, 0], [0] * 4, [1] * 4]
