@@ -52,7 +52,7 @@ def test_the_capital_of_france(tmp_path, others):
     words = shlex.split(line)
     assert words[0] in ('python', 'paxlite'), line
     command = words[1:] if words[0] == 'python' else ['-m', *words]
-    environment = runs.environment() | {'PYTHONPATH': str(runs.ROOT), 'XLA_FLAGS': ''}
+    environment = runs.environment() | {'PYTHONPATH': str(runs.ROOT)}
     result = runs.ended([sys.executable, *command], environment, 600, tmp_path)
     assert result.returncode == 0, f'{line}\n{result.stdout}\n{result.stderr}'
     if line.startswith('paxlite generate'):
@@ -84,7 +84,7 @@ def serves_and_generates(folder, *flags):
   """The command and the scripts of docs/serving.md, with weights/smollm in the folder."""
   page = runs.ROOT / 'docs' / 'serving.md'
   (line,) = blocks(page, 'sh server')
-  environment = runs.environment() | {'PYTHONPATH': str(runs.ROOT), 'XLA_FLAGS': ''}
+  environment = runs.environment() | {'PYTHONPATH': str(runs.ROOT)}
   server = subprocess.Popen(
     [sys.executable, '-m', *shlex.split(line), *flags], cwd=folder, env=environment,
     stdout=subprocess.PIPE, text=True,

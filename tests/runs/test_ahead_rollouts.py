@@ -63,6 +63,7 @@ def test_tokens_have_the_probabilities_of_the_parameters_that_wrote_them(files, 
     assert seen == {(0, 0), (1, 1), (2, 2), (3, 2)}
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('values', 'beside'), [(dict(PARTIAL_ROLLOUTS=2), False), (OLDER, False), (OLDER, True)]

@@ -292,6 +292,7 @@ def test_the_end_of_a_run_ends_what_is_generated(files):
   rollouts.close()
 
 
+@pytest.mark.cases(fast=2, slow=1)
 @pytest.mark.parametrize('most', [3, 4, 8])
 @pytest.mark.parametrize('ahead', [0, 2])
 def test_no_answer_is_written_in_more_rollouts_than_it_may(files, most, ahead):

@@ -24,6 +24,7 @@ from paxlite.report.records import RunRecords
 from paxlite.run_data import data
 from tests.support import runs
 from tests.support.processes import on_processes
+from tests.unit.finetuning.my_rewards import share_of_a
 
 REWARDS = 'tests.unit.finetuning.my_rewards'
 
@@ -56,19 +57,11 @@ class Letters(PromptFiles, Tiny):
   """It is rewarded for writing a."""
 
   MAX_NEW_TOKENS = 6
-  REWARDS = ['tests.runs.test_rollouts.share_of_a']
+  REWARDS = ['tests.unit.finetuning.my_rewards.share_of_a']  # its processes import no JAX
   GROUP_SIZE = 4
 
 
 CONFIG = 'tests.runs.test_rollouts.Letters'
-
-
-def share_of_a(record, answer):
-  return answer.count('a') / max(len(answer), 1)
-
-
-def begins_with_a(record, answer):
-  return float(answer.startswith('a'))
 
 
 @pytest.fixture(scope='module')
@@ -282,7 +275,7 @@ def test_other_prompts_are_noticed(files, tmp_path):
 @pytest.mark.slow
 def test_prompts_are_drawn_again_where_groups_are_equal(files):
   """A reward of most answers 0: groups with unequal rewards come first, and fill the batch."""
-  values = dict(REWARDS=['tests.runs.test_rollouts.begins_with_a'], GROUP_SIZE=2)
+  values = dict(REWARDS=[f'{REWARDS}.begins_with_a'], GROUP_SIZE=2)
   _, once, params = made(files, **values)
   _, again, _ = made(files, DYNAMIC_SAMPLING_ROUNDS=20, **values)
   rows = slice(0, 16)

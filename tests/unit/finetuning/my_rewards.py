@@ -16,6 +16,14 @@ def length(record, answer):
   return len(answer) + record.get('more', 0)
 
 
+def share_of_a(record, answer):
+  return answer.count('a') / max(len(answer), 1)
+
+
+def begins_with_a(record, answer):
+  return float(answer.startswith('a'))
+
+
 def raises(record, answer):
   raise ValueError(f'no reward for {answer}')
 

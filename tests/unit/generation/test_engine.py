@@ -1,7 +1,9 @@
 """The engine's tokens equal those of recomputation, whatever else it generates."""
 
+import functools
 import subprocess
 import sys
+from typing import Any
 
 import fiddle as fdl
 import jax
@@ -61,16 +63,22 @@ SAMPLING = Sampling(
 )  # fmt: skip
 
 
+@functools.cache
 def made(name: str):
+  """Returns a model and its parameters, which all tests share."""
   model = fdl.build(MODELS[name].build_task()).model
   params = meta.unbox(jax.jit(model.init)(jax.random.key(1), np.zeros((1, 1), np.int32)))['params']
+  FORWARD[id(model)] = jax.jit(model.apply)
   return model, params
+
+
+FORWARD: dict[int, Any] = {}  # the computation of logits without a cache, by the id of a model
 
 
 def log_probs(model, params, ids):
   """Returns ln p of every next token without a cache, [T, V]; one program for all lengths."""
   padded = np.array([[*ids, *[0] * 64]])[:, :64]
-  logits = jax.jit(model.apply)({'params': params}, padded)[0, : len(ids)]
+  logits = FORWARD[id(model)]({'params': params}, padded)[0, : len(ids)]
   return np.asarray(jax.nn.log_softmax(logits))
 
 
@@ -515,8 +523,8 @@ def test_a_batch_gives_each_prompt_what_it_gets_alone(name):
   """For all lengths of neighbors, the number of tokens and the tokens are the same."""
   model, params = made(name)
   prompts = [[7], list(range(3, 66)), list(range(10, 40)), [5, 6], list(range(63))]
+  engine = Engine(model, params, 64)
   for most in (100, 20):
-    engine = Engine(model, params, 64)
     rows = engine.continuations(prompts, most)
     assert [len(r) for r in rows] == [min(most, 64 - len(p)) for p in prompts]
     assert rows == [engine.continuations([p], most)[0] for p in prompts]

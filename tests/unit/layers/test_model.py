@@ -329,7 +329,8 @@ def test_grouped_heads_equal_repeated_keys():
     each = [qkv['query']['w'], *(jnp.repeat(qkv[k]['w'], 2, axis=1) for k in ('key', 'value'))]
     layer['self_attention']['qkv'] = {'combined': {'w': jnp.stack(each)}}
   ids = batch_of()['ids']
-  a, b = (t.model.apply({'params': p}, ids) for t, p in ((grouped, params), (full, copied)))
+  logits = lambda task, params: jax.jit(task.model.apply)({'params': params}, ids)
+  a, b = logits(grouped, params), logits(full, copied)
   np.testing.assert_allclose(a, b, atol=1e-5)
 
 
