@@ -248,8 +248,8 @@ def test_a_run_learns_from_a_task_and_goes_on(files, tmp_path):  # noqa: F811
   pytest.importorskip('reasoning_gym')
   given = [
     f'--fdl.VOCAB_PATH={files}', f'--fdl.ENVIRONMENT={GYM}', '--fdl.REWARDS=[]',
-    "--fdl.TRAIN_FILES=['reasoning_gym:word_ladder?size=4&seed=1&prompt=text']",
-    '--fdl.MAX_SEQ_LEN=1024', '--fdl.REWARD_TIMEOUT=60',
+    "--fdl.TRAIN_FILES=['reasoning_gym:chain_sum?size=4&seed=1&prompt=text']",
+    '--fdl.MAX_SEQ_LEN=160', '--fdl.REWARD_TIMEOUT=60',
   ]  # fmt: skip
   runs.run(tmp_path / 'run', *given, '--fdl.MAX_STEPS=1', config=CONFIG)
   runs.run(tmp_path / 'run', *given, '--fdl.MAX_STEPS=2', config=CONFIG)
