@@ -5,13 +5,13 @@ class Mine(MuonRecipe, TextFiles, GPT126M):
 """
 
 from paxlite.config.attributes import derived
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.attention import QkNorm
-from paxlite.experiments.parts.ngram_embeddings import NgramEmbeddings
 from paxlite.experiments.parts.optimization import Schedule
 from paxlite.experiments.parts.stack import Activation
 
 
-class MuonRecipe(NgramEmbeddings):
+class MuonRecipe(LanguageModel):
   """Muon, norms of queries and keys, squared ReLU, projections that begin at zero, capped logits.
 
   docs/optimizers.md has what it gains. A model has as many parameters as one with gates whose

@@ -120,18 +120,15 @@ class TransformerLm(nn.Module):
     """Returns the output of the final norm, [B, T, D]; the arguments are those of __call__."""
     if positions_BT is None:
       positions_BT = jnp.arange(ids_BT.shape[1])[None]
-    x_BTD = _sharded_embedding(self.embedded(ids_BT, positions_BT))
+    x_BTD = self.embedding(ids_BT)
+    if self.position_emb is not None:
+      x_BTD = x_BTD + self.position_emb(positions_BT)
+    x_BTD = _sharded_embedding(x_BTD)
     inputs = self.stack_inputs(ids_BT, x_BTD)
     if self.has_rng('dropout'):
       x_BTD = self.dropout(x_BTD, self.transformer.microbatches)
     x_BTD = self.transformer(x_BTD, positions_BT, segment_ids_BT, *inputs)
     return self.final_ln(shard(x_BTD, 'outer_batch', 'residual_length', 'act_embed'))
-
-  @nn.nowrap
-  def embedded(self, ids_BT: jax.Array, positions_BT: jax.Array) -> jax.Array:
-    """Returns the embeddings of tokens at their positions, [B, T, D]."""
-    x_BTD: jax.Array = self.embedding(ids_BT)
-    return x_BTD if self.position_emb is None else x_BTD + self.position_emb(positions_BT)
 
   @nn.nowrap
   def stack_inputs(self, ids_BT: jax.Array, x_BTD: jax.Array) -> tuple[jax.Array, ...]:

@@ -59,7 +59,7 @@ class ChatByDepth(ResidualFactor, EmbeddingFactors, MuonRecipe, GPT126M, subject
   ADAM_EPSILON = derived(lambda self: GPT126M.ADAM_EPSILON / self._width)
   LOGITS_DIVISOR = derived(lambda self: self._width)
   RESIDUAL_FACTOR = derived(lambda self: 1 / self.NUM_LAYERS)
-  LEARNING_RATE_FACTORS = derived(lambda self: [*_of_matrices(self._rate), *self.ngram_rate])
+  LEARNING_RATE_FACTORS = derived(lambda self: _of_matrices(self._rate))
   WEIGHT_DECAY_FACTORS = derived(lambda self: _of_matrices(1 / self._rate))
 
   @property
