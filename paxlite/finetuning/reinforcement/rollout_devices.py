@@ -4,7 +4,7 @@ import collections
 import concurrent.futures
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 import jax
@@ -119,7 +119,8 @@ def _copied(x: jax.Array, sharding: NamedSharding) -> jax.Array:
 def _parts_of(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> dict[int, set[_Part]]:
   """Returns the parts of an array that each process has."""
   found: dict[int, set[_Part]] = {}
-  for device, index in sharding.devices_indices_map(shape).items():
+  indices: Mapping[jax.Device, tuple[slice, ...] | None] = sharding.devices_indices_map(shape)
+  for device, index in indices.items():
     found.setdefault(device.process_index, set()).add(_part(index, shape))
   return found
 
