@@ -147,29 +147,11 @@ def _newton_schulz(x: jax.Array) -> jax.Array:
   wide = x.astype(jnp.float32)
   norm = jnp.linalg.norm(wide, axis=(1, 2), keepdims=True)
   x = (wide / jnp.maximum(norm, 1e-7)).astype(x.dtype)
-  if x.dtype == jnp.float32 and x.shape[2] >= 2 * x.shape[1]:
-    return _by_factors(x)
   a, b, c = COEFFICIENTS
   for _ in range(STEPS):
     gram = x @ x.mT
     x = a * x + (b * gram + c * (gram @ gram)) @ x
   return x
-
-
-def _by_factors(x: jax.Array) -> jax.Array:
-  """Returns the same by the product of the steps' factors [S, I, I], which commute with x·xᵀ.
-
-  For wide matrices these are fewer multiplications. In bfloat16 they would be too inexact.
-  """
-  a, b, c = COEFFICIENTS
-  one = jnp.eye(x.shape[1], dtype=x.dtype)
-  gram, product = x @ x.mT, one
-  for step in range(STEPS):
-    factor = a * one + b * gram + c * (gram @ gram)
-    product = factor @ product if step else factor
-    if step < STEPS - 1:
-      gram = factor @ gram @ factor
-  return product @ x
 
 
 def _flat(array: jax.Array, dims: WeightDims, dtype: DTypeLike) -> tuple[jax.Array, _Axes]:
