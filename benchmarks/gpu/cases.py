@@ -325,6 +325,7 @@ SUITES: dict[str, list[str]] = {
   'start': ['llama7b_start/xla'],
   # Of float32, where a wrong sum of two devices shows, and then of usual sizes.
   'two': [
+    'small/cpu',
     'small/xla',
     'small/two_data',
     'small/two_processes',
@@ -335,6 +336,7 @@ SUITES: dict[str, list[str]] = {
     'gpt126m_b16/two_data',
     'gpt126m_b16/two_processes',
     'gpt126m_b16/two_context',
+    'glam126m_dense/xla',
     'glam126m/xla_dropless',
     'glam126m/two_expert',
     'gpt126m_b16/two_replica',

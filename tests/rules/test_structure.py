@@ -15,18 +15,18 @@ PACKAGE = ROOT / 'paxlite'
 
 # From the bottom up: a module imports only from its own room and from rooms before it.
 ROOMS = [
-  'core', 'extensions', 'files', 'config', 'cli', 'parallel', 'optim', 'more_optimizers', 'data',
-  'processes', 'compilation', 'checkpointing', 'stores', 'layers', 'losses', 'tracking', 'training',
-  'pipeline', 'experiments', 'context_parallelism', 'programs', 'main', 'quantization', 'adapters',
-  'doctor', 'tokenization', 'trackers', 'run_data', 'local_checkpoints', 'chats', 'generation',
-  'other_systems', 'finetuning', 'experiments.finetuning', 'environments', 'eval', 'weights', 'hub',
-  'transformer_engine', 'aot', 'serving', 'training_api', 'proof', 'tools', 'report', 'ladder',
-  'recipes', 'contrib', '__main__',
+  'core', 'extensions', 'files', 'config', 'cli', 'parallel', 'optim', 'data', 'processes',
+  'compilation', 'checkpointing', 'stores', 'layers', 'losses', 'tracking', 'training', 'pipeline',
+  'experiments', 'context_parallelism', 'programs', 'main', 'more_optimizers', 'quantization',
+  'adapters', 'doctor', 'tokenization', 'trackers', 'run_data', 'local_checkpoints', 'chats',
+  'generation', 'other_systems', 'finetuning', 'experiments.finetuning', 'environments', 'eval',
+  'weights', 'hub', 'transformer_engine', 'aot', 'serving', 'training_api', 'proof', 'tools',
+  'report', 'ladder', 'recipes', 'contrib', '__main__',
 ]  # fmt: skip
 KNOW_FIDDLE = {
   'experiments', 'eval', 'weights', 'aot', 'programs', 'run_data', 'finetuning',
   'experiments.finetuning', 'generation', 'ladder', 'recipes', 'tools', 'contrib',
-  'transformer_engine', 'quantization', 'adapters', 'training_api',
+  'transformer_engine', 'quantization', 'adapters', 'training_api', 'more_optimizers',
 }  # fmt: skip
 EXTRAS = {
   'tensorflow', 'seqio', 'torch', 'transformers', 'transformer_engine', 'tensorflow_datasets',
