@@ -147,7 +147,9 @@ def test_commands(page, tmp_path, shown):
     assert words[0] in ('python', 'paxlite'), line
     command = words[1:] if words[0] == 'python' else ['-m', *words]
     command += SHORTENED.get(line, [])
-    environment = runs.environment() | {'PYTHONPATH': f'{tmp_path}:{runs.ROOT}'} | variables
+    environment = (
+      runs.environment(as_users=True) | {'PYTHONPATH': f'{tmp_path}:{runs.ROOT}'} | variables
+    )
     result = runs.ended([sys.executable, *command], environment, cwd=tmp_path)
     assert result.returncode == 0, f'{line}\n{result.stdout}\n{result.stderr}'
   written = [p.name for p in tmp_path.iterdir() if not p.is_symlink()]

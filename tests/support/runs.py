@@ -108,8 +108,10 @@ def _fork_server(imported: str) -> ForkServer:
   return server
 
 
-def environment(devices: int = 1) -> dict[str, str]:
-  level = [f for f in os.environ.get('XLA_FLAGS', '').split() if f.startswith(LEVEL)]
+def environment(devices: int = 1, as_users: bool = False) -> dict[str, str]:
+  """Returns variables of a process with CPU devices, which may compile as users do."""
+  given = [] if as_users else os.environ.get('XLA_FLAGS', '').split()
+  level = [flag for flag in given if flag.startswith(LEVEL)]
   flags = ' '.join([f'--xla_force_host_platform_device_count={devices}', *level])
   width = ('COLUMNS', 'LINES')  # those of a terminal are not those of a file
   kept = {k: v for k, v in os.environ.items() if k not in width}
