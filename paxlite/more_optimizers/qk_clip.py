@@ -28,6 +28,7 @@ from paxlite.training.task import Task
 
 LARGEST = 'max_attention_logit'  # the name of the summary, and the start of those of heads
 _MODULE = 'qk_clip'
+_NORMS = 'qk_norm_tpl', 'rotated_norm_tpl', 'query_norm_tpl'  # templates of attention
 _BLOCK = 512  # the most queries whose scores exist at a time
 
 
@@ -156,12 +157,15 @@ class QkClip(LanguageModel, subject='Optimization'):
     super().validate()
     if not self.QK_CLIP:
       return
-    attention = self.attention()
-    norms = [getattr(attention, name, None) for name in ('qk_norm_tpl', 'rotated_norm_tpl')]
+    blocks = [self.block_of(kind) for kind in self.block_kinds]
+    attention = [block.attention_tpl for block in blocks]
+    has = lambda *names: any(getattr(a, name, None) for a in attention for name in names)
     reasons = {
-      'QK_NORM=none: norms of queries and keys undo it': any(norms),
-      'attention to all keys, without an indexer': getattr(attention, 'selection_tpl', None),
-      'whole weights, without USE_LORA': self.USE_LORA,
+      'QK_NORM=none: norms of queries and keys undo it': has(*_NORMS),
+      'attention to all keys, without an indexer': has('selection_tpl'),
+      'whole weights that are all trained, without USE_LORA and TRAINABLE_VARIABLES': (
+        self.USE_LORA or list(self.TRAINABLE_VARIABLES) != ['.*']
+      ),
       'a mesh without the axes stage and context': bool(
         {'stage', 'context'} & {k for k, n in self.mesh_sizes.items() if n > 1}
       ),
@@ -179,6 +183,8 @@ class QkClip(LanguageModel, subject='Optimization'):
   def task(self) -> fdl.Config:
     found = super().task()
     if self.QK_CLIP:
+      if fdl.get_callable(found) is not Task:
+        raise UserError('QK_CLIP makes a task of its own: derive yours from qk_clip.QkClipTask')
       fdl.update_callable(found, QkClipTask)
       found.threshold = self.QK_CLIP
       found.plain_dims = getattr(self.attention(), 'plain_dims', 0)

@@ -139,8 +139,8 @@ class _Adapter:
 
 def on_hub(base: str) -> tuple[str, str | None]:
   """Returns a model's name and its revision, from org/name@revision; of a path, None."""
-  name, _, revision = base.partition('@')
-  return (name, revision) if revision and not os.path.exists(base) else (base, None)
+  named = re.fullmatch(r'([\w.-]+/[\w.-]+)@(.+)', base)
+  return (named[1], named[2]) if named and not os.path.exists(base) else (base, None)
 
 
 def named_base(checkpoint: str, base: str) -> str:

@@ -1,6 +1,7 @@
 """The checkpoint policy of a run with CHECKPOINT_POLICY=AUTO, by the devices that it has."""
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import fiddle as fdl
@@ -20,9 +21,13 @@ from paxlite.aot.planning.workers import attempted, compiled
 from paxlite.aot.targets import Target
 from paxlite.cli import live_line
 from paxlite.cli.terminal import say
+from paxlite.core.errors import line_of
 from paxlite.data.base import OnPolicyInput
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import devices
+from paxlite.processes.process_messages import broadcast
+
+log = logging.getLogger('paxlite')
 
 _NAME, _LEAST = 'CHECKPOINT_POLICY', 'SAVE_NOTHING'
 _MOST = 2  # programs to compile
@@ -33,9 +38,10 @@ def chosen(experiment: LanguageModel, beat: Callable[[], None]) -> tuple[str, st
   """Returns the policy of a new run, and a sentence that says why; ('AUTO', '') if it stays open.
 
   It is the fastest one by the estimates of `paxlite plan` whose compiled step fits the devices, or
-  SAVE_NOTHING. It stays open for devices whose memory or speed is not known, and for experiments
-  that the planner does not take or that generate their own data. All processes compile the same
-  programs, and return the same.
+  SAVE_NOTHING. It stays open for devices whose memory or speed is not known, for a mesh of other
+  devices, and for experiments that the planner does not take or that generate their own data. All
+  processes compile the same programs, and take the choice of process 0. An error of the planner
+  leaves the choice open, and a mistake in the data is raised before any compilation.
 
   Args:
     experiment: The experiment of the run, on a mesh of all devices.
@@ -43,7 +49,25 @@ def chosen(experiment: LanguageModel, beat: Callable[[], None]) -> tuple[str, st
   """
   if refusal(experiment) is not None or (where := machine()) is None or _generates(experiment):
     return 'AUTO', ''
-  experiment = experiment.replaced(NUM_EPOCHS=None)  # MAX_STEPS is known by now
+  if experiment.num_devices != where.devices:
+    return 'AUTO', ''
+  fdl.build(experiment.train_input())
+  try:
+    found = _searched(experiment.replaced(NUM_EPOCHS=None), where, beat)  # MAX_STEPS is known
+  except Exception as e:
+    log.warning(
+      'CHECKPOINT_POLICY=AUTO is SAVE_NOTHING, as the planner failed: %s: %s',
+      type(e).__name__, line_of(e),
+    )  # fmt: skip
+    found = 'AUTO', ''
+  policy, _, said = broadcast('\n'.join(found).encode()).decode().partition('\n')
+  return policy, said
+
+
+def _searched(
+  experiment: LanguageModel, where: Machine, beat: Callable[[], None]
+) -> tuple[str, str]:
+  """Returns what `chosen` does, by this process."""
   space = Space(experiment, where, frozenset(NAMES) - {_NAME})
   estimator = Estimator(Model(experiment, jax.local_devices()[0]), where)
   pool = _Devices(experiment, _Present('here', where.chip, where.devices), beat)

@@ -101,10 +101,11 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
 
   @property
   def EXPERT_AXIS(self) -> Run[str | None]:
-    """Mesh axis that shards experts; None: each device has a part of every expert.
+    """Mesh axis to which tokens travel for their experts; None: each device computes all experts.
 
     Pax shards experts over data. With an axis of their own, data shards their other dimensions.
-    Dropless experts are not sharded over data, as each device would need room for all tokens.
+    Tokens of dropless experts do not travel over data, as each device would need room for all:
+    data splits their weights by expert, or by width, and each layer gathers them.
     """
     if 'expert' in self.MESH_AXES:
       return 'expert'
@@ -114,7 +115,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
 
   @property
   def gathers_experts(self) -> bool:
-    return self.USE_DROPLESS_MOE and self.EXPERT_AXIS is None and self.mesh_sizes['data'] > 1
+    return self.USE_DROPLESS_MOE and self.mesh_sizes['data'] > 1
 
   @property
   def NUM_MOE_GROUPS(self) -> Run[Count]:

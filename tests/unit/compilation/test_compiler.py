@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from paxlite.compilation import compiler
+from paxlite.parallel import devices
 from paxlite.processes import cpu_memory
 from tests.support import runs
 
@@ -121,6 +122,9 @@ def test_sparse_cores_gather_experts_where_there_are_some():
   assert len(names) == 3
   known = compiler.is_known_to(Device('TPU v5 lite'))
   assert not any(known(name, True) for name in names)
+  with_some = 'TPU v5', 'TPU v5p', 'TPU v6 lite', 'TPU7x'
+  assert all(devices.has_sparse_cores(Device(kind)) for kind in with_some)
+  assert not any(devices.has_sparse_cores(Device(kind)) for kind in ('TPU v4', 'TPU v5e', 'cpu'))
 
 
 def test_a_device_says_what_its_xla_knows():

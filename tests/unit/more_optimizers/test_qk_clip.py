@@ -151,7 +151,8 @@ def test_a_step_shrinks_heads_whose_largest_logit_is_above_the_threshold(case):
   ('case', 'values', 'message'),
   [
     ('biases', dict(QK_NORM='per_head'), 'QK_CLIP=1 needs QK_NORM=none'),
-    ('grouped queries', dict(USE_LORA=True), 'whole weights, without USE_LORA'),
+    ('grouped queries', dict(USE_LORA=True), 'whole weights that are all trained'),
+    ('repeated', dict(TRAINABLE_VARIABLES=['softmax.*']), 'whole weights that are all trained'),
     ('repeated', dict(
       MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[2, 1, 1, 1],
       DCN_MESH_SHAPE=[1] * 4, NUM_MICROBATCHES=2), 'a mesh without the axes stage and context'),

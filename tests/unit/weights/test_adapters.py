@@ -364,7 +364,7 @@ def test_new_tokens_have_the_mean_of_all_rows(names, tmp_path, capsys):
 def test_a_revision_is_apart_from_the_name_and_a_path_stays_whole(tmp_path):
   (there := tmp_path / 'weights@home').mkdir()
   assert on_hub('org/base@v1.0') == ('org/base', 'v1.0')
-  for name in 'org/base', str(there), '':
+  for name in 'org/base', str(there), '/gone/me@home/base', '':
     assert on_hub(name) == (name, None)
 
 
