@@ -113,7 +113,7 @@ def clipped(params: PyTree, gammas: Mapping[str, jax.Array], plain_dims: int = 0
         is_shared = key is not None and key[-2] < gamma.shape[-1]
         layer = name.removeprefix(f'{attention}/').rpartition('/')[0]
         factors = _factors(layer, gamma, x.shape[-1], is_shared, plain_dims)
-        return x if factors is None else x * _like(factors, x.ndim, gamma.ndim - 1)
+        return x if factors is None else x * _like(factors, x.ndim)
     return x
 
   return jax.tree_util.tree_map_with_path(one, params)
@@ -139,7 +139,7 @@ def _in_parts(first: jax.Array, second: jax.Array, plain: int, width: int) -> ja
   return jnp.where(jnp.arange(width) < plain, first[..., None], second[..., None])
 
 
-def _like(factors: jax.Array, ndim: int, layers: int) -> jax.Array:
+def _like(factors: jax.Array, ndim: int) -> jax.Array:
   """Returns factors of a weight [layers, (3), D, N, H] or of a bias [layers, (3), N, H]."""
   lead = factors.ndim - 2
   shape = *factors.shape[:lead], *(1,) * (ndim - factors.ndim), *factors.shape[lead:]
