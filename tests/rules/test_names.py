@@ -18,7 +18,7 @@ BLOCK = re.compile(r'(<!-- names_of_(\w+)\.(\w+) -->\n).*?(<!-- end -->)', re.DO
 
 def cell(answer: Answer) -> str:
   start = {
-    'same': 'the same', 'renamed': answer.target, 'instead': '', 'needless': 'leave it out',
+    'same': 'the same', 'renamed': answer.target, 'instead': '', 'needless': 'omit',
     'absent': 'not supported',
   }[answer.kind]  # fmt: skip
   text = f'{start}: {answer.text}' if start and answer.text else start or answer.text
@@ -27,10 +27,14 @@ def cell(answer: Answer) -> str:
 
 
 def table(names: Names) -> str:
-  """Returns a Markdown table, in which names with the same answer share a row."""
+  """Returns a Markdown table, in which names with the same answer share a row.
+
+  It leaves out names that are the same in paxlite, unless there is more to say.
+  """
   rows: dict[str, list[str]] = {}
   for name, answer in names.items():
-    rows.setdefault(cell(answer), []).append(name)
+    if (text := cell(answer)) != 'the same':
+      rows.setdefault(text, []).append(name)
   lines = [f'| {", ".join(names)} | {text} |' for text, names in rows.items()]
   return '\n'.join(['', '| name | in paxlite |', '|---|---|', *lines, '', ''])
 

@@ -81,7 +81,7 @@ def test_an_annotated_near_name_is_a_new_attribute():
     ('TARGET_LOG_PPLX', 2.5, 'Not supported: a run ends'),
     ('USE_MQA', True, 'It is NUM_KV_HEADS here .*1 is multi-query attention'),
     ('per_device_batch_size', 4, 'It is PERCORE_BATCH_SIZE here'),
-    ('ici_fsdp_parallelism', 4, 'the size of the mesh axis data in ICI_MESH_SHAPE'),
+    ('ici_fsdp_parallelism', 4, 'the axis data of ICI_MESH_SHAPE'),
     ('MODEL_CLASS', int, 'task\\(\\) says which model'),
     ('NUM_LAYERS', '3', "must be int, for example 12; got '3'"),
     ('NUM_LAYERS', 'three', "must be int, for example 12; got 'three'"),

@@ -233,7 +233,7 @@ def test_key_value_arguments_are_all_answered():
   assert said == (
     '--fdl_config=EXPERIMENT is used in place of a YAML file. '
     'steps: It is MAX_STEPS here. Write MAX_STEPS=VALUE. '
-    'ici_fsdp_parallelism: It is the size of the mesh axis data in ICI_MESH_SHAPE.'
+    'ici_fsdp_parallelism: It is the axis data of ICI_MESH_SHAPE.'
   )
 
 
