@@ -53,6 +53,8 @@ def _by_pair(
   """Takes the pairs apart, rotates each, and puts them together again."""
   angles = positions_BT11 * rates  # [B or 1, T, 1, H/2]
   sin, cos = length * jnp.sin(angles), length * jnp.cos(angles)
+  if active_platform() == 'cpu':  # XLA would compute both again for each head
+    sin, cos = jax.lax.optimization_barrier((sin, cos))
   split, join = _LAYOUTS[layout]
   first, second = split(x_BTNH.astype(jnp.float32))
   y = join((first * cos - second * sin, second * cos + first * sin))
