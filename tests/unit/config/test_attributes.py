@@ -78,7 +78,7 @@ def test_an_annotated_near_name_is_a_new_attribute():
     ('NUM_LAYER', 3, 'Did you mean NUM_LAYERS'),
     ('EMBEDDING_LOOKUP_STYLE', 'matmul', 'Leave it out: rows of the table are gathered'),
     ('TRAINABLE_PE_MAX_SEQ_LEN', 16384, 'It is MAX_POSITION_EMBEDDINGS here'),
-    ('TARGET_LOG_PPLX', 2.5, 'Not supported: a run ends'),
+    ('TARGET_LOG_PPLX', 2.5, 'Not supported: MAX_STEPS or EARLY_STOPPING_PATIENCE ends a run'),
     ('USE_MQA', True, 'It is NUM_KV_HEADS here .*1 is multi-query attention'),
     ('per_device_batch_size', 4, 'It is PERCORE_BATCH_SIZE here'),
     ('ici_fsdp_parallelism', 4, 'the axis data of ICI_MESH_SHAPE'),

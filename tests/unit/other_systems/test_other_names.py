@@ -127,7 +127,7 @@ def test_every_attribute_is_answered(known, library):
 def test_an_attribute_of_pax_is_not_taken_for_a_near_name():
   for name, said in {
     'USE_MQA': 'It is NUM_KV_HEADS here',
-    'TARGET_LOG_PPLX': 'Not supported: a run ends at MAX_STEPS',
+    'TARGET_LOG_PPLX': 'Not supported: MAX_STEPS or EARLY_STOPPING_PATIENCE ends',
     'NUM_STAGES': 'A pipeline is the mesh axis stage',
   }.items():
     with pytest.raises(UserError, match=f'has no attribute {name}. .*{said}') as error:
