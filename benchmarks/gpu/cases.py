@@ -252,6 +252,8 @@ VARIANTS = {
   'te_layer_current': te('layer', 'Float8CurrentScaling'),
   'te_gemm_mxfp8': te('gemm', 'MXFP8', 10),
   'te_layer_mxfp8': te('layer', 'MXFP8', 10),
+  'te_gemm_nvfp4': te('gemm', 'NVFP4', 10),
+  'te_layer_nvfp4': te('layer', 'NVFP4', 10),
   'int8_forward': Variant(dict(USE_INT8='forward'), needs='qwix'),
   'int8_forward_backward': Variant(dict(USE_INT8='forward_backward'), needs='qwix'),
   'two_replica': two(ICI_MESH_SHAPE=[2, 1, 1]),

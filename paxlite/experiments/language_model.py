@@ -44,7 +44,7 @@ class LanguageModel(Transformer, subject='Backends'):
 
   @property
   def TE_RECIPE(self) -> Training[TeRecipe]:
-    """Transformer Engine's FP8 recipe; bf16: no FP8."""
+    """Transformer Engine's FP8 recipe, or NVFP4; bf16: none."""
     if vars(self).get('USE_TE') == 'off':
       return 'bf16'
     return 'DelayedScaling' if backends.environment_flag('ENABLE_FP8') else 'bf16'
@@ -83,7 +83,8 @@ class LanguageModel(Transformer, subject='Backends'):
     reason = f'{self._origin("USE_TE")}, {self._origin("TE_RECIPE")}'
     if self.USE_TE == 'layer':
       reason += f', NVTE_FUSED_ATTN={backends.fused_attention():d}'
-    return Backend('te' if self.TE_RECIPE == 'bf16' else 'te_fp8', reason)
+    names: dict[TeRecipe, backends.BackendName] = {'bf16': 'te', 'NVFP4': 'te_fp4'}
+    return Backend(names.get(self.TE_RECIPE, 'te_fp8'), reason)
 
   @property
   def _backends(self) -> dict[str, bool]:

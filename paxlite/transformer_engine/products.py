@@ -1,10 +1,13 @@
-"""Matrix multiplications by Transformer Engine, in bfloat16 or FP8."""
+"""Matrix multiplications by Transformer Engine, in bfloat16, FP8 or NVFP4."""
 
 import contextlib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+import jax
 from flax import linen as nn
+from flax.core.scope import LazyRng
 
 from paxlite.core.errors import UserError
 from paxlite.layers.precision.backends import TeRecipe
@@ -48,7 +51,30 @@ def te_context(recipe: TeRecipe) -> Iterator[None]:
       )
     except AssertionError as e:
       raise UserError(f'TE_RECIPE={recipe}: {e}') from None
+    if recipe in ('MXFP8', 'NVFP4'):
+      stack.enter_context(nn.intercept_methods(_quantizers))
     yield
+
+
+def _quantizers(
+  call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
+) -> Any:
+  """Calls a method of a module; makes Transformer Engine's quantizers for blocks work in paxlite.
+
+  A model is initialized with one token, which is less than a block: then nothing is quantized.
+  NVFP4 rounds gradients stochastically by the stream of keys 'sr_rng'. It is that of dropout, which
+  differs by step, microbatch and layer; without one there is no gradient, and any key will do.
+  """
+  if context.method_name == 'generate_quantizer_set':
+    from transformer_engine.jax.quantize import noop_quantizer_set
+
+    if context.module.is_initializing():
+      return noop_quantizer_set
+    scope = context.module.scope
+    assert scope is not None
+    scope.rngs.setdefault('sr_rng', scope.rngs.get('dropout') or LazyRng.create(jax.random.key(0)))
+    scope.rng_counters.setdefault('sr_rng', 0)
+  return call(*args, **kwargs)
 
 
 def mesh_resources(sizes: Mapping[str, int]) -> dict[str, str]:
@@ -67,6 +93,7 @@ def te_recipe(name: TeRecipe) -> object:
     'DelayedScaling': recipe.DelayedScaling,
     'Float8CurrentScaling': recipe.Float8CurrentScaling,
     'MXFP8': recipe.MXFP8BlockScaling,
+    'NVFP4': recipe.NVFP4BlockScaling,
   }
   return classes[name]()
 

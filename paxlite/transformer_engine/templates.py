@@ -34,8 +34,10 @@ def complete(e: LanguageModel, task: fdl.Config) -> None:
   """Edits the config of a task in plain XLA, as USE_TE and TE_RECIPE of its experiment say.
 
   Raises:
-    UserError: As te_block does.
+    UserError: As te_block does, or TE_RECIPE=NVFP4 does not support the sizes of the model.
   """
+  if e.TE_RECIPE == 'NVFP4':
+    _check_nvfp4(e)
   if e.USE_TE == 'layer':
     task.model.transformer_tpl.layer_tpl = te_block(e, task.model)
   else:
@@ -98,3 +100,26 @@ def check_supported(e: Transformer) -> None:
       f"Transformer Engine's fused layer does not support: {listed(problems)}. Choose the backend "
       'that replaces only matrix multiplications, or none'
     )
+
+
+def _check_nvfp4(e: Transformer) -> None:
+  """Raises UserError unless Transformer Engine's kernels for NVFP4 take the sizes of e's blocks.
+
+  On a device, its Hadamard transform takes 64 tokens × 128 features of bfloat16 at a time.
+  """
+  mdl, context = (e.mesh_sizes.get(axis, 1) for axis in ('mdl', 'context'))
+  sizes = [
+    ('MODEL_DIMS', e.MODEL_DIMS, 128), ('HIDDEN_DIMS', e.HIDDEN_DIMS // mdl, 128),
+    ('NUM_HEADS × DIMS_PER_HEAD', e.NUM_HEADS * e.DIMS_PER_HEAD // mdl, 128),
+    ('NUM_KV_HEADS × DIMS_PER_HEAD', e.NUM_KV_HEADS * e.DIMS_PER_HEAD // mdl, 128),
+    ('DIMS_PER_HEAD', e.DIMS_PER_HEAD, 16), ('MAX_SEQ_LEN', e.MAX_SEQ_LEN // context, 64),
+  ]  # fmt: skip
+  problems = [
+    f'{name} of {size} on a device (only multiples of {unit})'
+    for name, size, unit in sizes
+    if size % unit
+  ]
+  if e.FPROP_DTYPE != 'bfloat16':
+    problems.append(f'FPROP_DTYPE={e.FPROP_DTYPE} (only bfloat16)')
+  if problems:
+    raise UserError(f'TE_RECIPE=NVFP4 does not support: {listed(problems)}. Choose another recipe')

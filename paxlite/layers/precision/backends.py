@@ -10,8 +10,8 @@ from typing import Literal
 
 from paxlite.core.errors import UserError
 
-BackendName = Literal['xla', 'xla_fp8', 'te', 'te_fp8', 'int8']
-TeRecipe = Literal['bf16', 'DelayedScaling', 'Float8CurrentScaling', 'MXFP8']
+BackendName = Literal['xla', 'xla_fp8', 'te', 'te_fp8', 'te_fp4', 'int8']
+TeRecipe = Literal['bf16', 'DelayedScaling', 'Float8CurrentScaling', 'MXFP8', 'NVFP4']
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,6 +65,7 @@ PAX = {'ENABLE_TE': '1', 'ENABLE_FP8': '1'}
     ({}, dict(USE_FP8=True), 'xla_fp8 (USE_FP8=True)'),
     ({}, dict(USE_INT8='forward'), 'int8 (USE_INT8=forward)'),
     ({}, dict(USE_TE='gemm'), 'te (USE_TE=gemm, TE_RECIPE=bf16)'),
+    ({}, dict(USE_TE='gemm', TE_RECIPE='NVFP4'), 'te_fp4 (USE_TE=gemm, TE_RECIPE=NVFP4)'),
     ({'ENABLE_TE': '0', 'ENABLE_FP8': ''}, {}, 'xla (the default)'),
     ({'ENABLE_TE': '1'}, {}, "te (the environment's ENABLE_TE=1, TE_RECIPE=bf16)"),
     ({'ENABLE_TE': '1'}, dict(USE_TE='off'), 'xla (the default)'),
