@@ -58,7 +58,10 @@ def main() -> None:
   params = abstract(shapes(config, mesh, e), e.FPROP_DTYPE)
   if not args.apart:
     params = abstract(jax.eval_shape(FusedProjections(config, mesh, e.rules).fused, params))
-  engine = Engine(fdl.build(config).model, params, e.MAX_SEQ_LEN, mesh=mesh, rules=e.rules)
+  engine = Engine(
+    fdl.build(config).model, params, e.MAX_SEQ_LEN, mesh=mesh, rules=e.rules,
+    kv_cache_dtype=e.KV_CACHE_DTYPE,
+  )  # fmt: skip
   compiled = engine.lowered(args.rows, args.slots).compile()
 
   program = Program(compiled.as_text())

@@ -42,6 +42,7 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
     mesh=mesh,
     rules=e.rules,
     most_rows=e.DECODE_BATCH_SIZE,
+    kv_cache_dtype=e.KV_CACHE_DTYPE,
   )
   shape = (e.DECODE_BATCH_SIZE, PROMPT)
   prompts = np.random.default_rng(0).integers(0, e.VOCAB_SIZE, shape).tolist()

@@ -9,6 +9,7 @@ DORA_VARIABLES = r'.*/lora_[abm]'  # the same of DoRA, and of both
 TOKEN_ROWS = r'(embedding|softmax)/lora_rows'  # the same of LORA_TOKENS
 INDEX = 'index'  # in a cache: the number of tokens that each row has
 COUNT = 'count'  # in a cache: how many tokens of each row of a call count
+SCALE = '_scale'  # the end of the names of arrays of a cache that scale others
 STATE = '_state'  # the end of the names of arrays of a cache that have no slots for tokens
 PREDICTIONS = r'predictions_\d+/.*'  # the variables of prediction modules
 NOT_PREDICTIONS = r'(?!predictions_\d+/).*'  # all other variables

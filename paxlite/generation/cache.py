@@ -1,8 +1,9 @@
 """The cached keys and values of each row's tokens.
 
-The cache is a flat dictionary of arrays, […, S, H], with S slots for the tokens of a row. Layers
-without keys have states instead, whose size does not depend on the tokens. Layers that are repeated
-by a scan have an axis for the layers before that of the rows.
+The cache is a flat dictionary of arrays, […, S, H], with S slots for the tokens of a row; arrays
+of 8 bits have scales too, […, S]. Layers without keys have states instead, whose size does not
+depend on the tokens. Layers that are repeated by a scan have an axis for the layers before that of
+the rows.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import COUNT, INDEX, REPEATED, STATE
+from paxlite.core.variable_names import COUNT, INDEX, REPEATED, SCALE, STATE
+from paxlite.layers.attention.cache_encoding import slot_axis
 from paxlite.parallel import partitioning
 
 Path = tuple[str, ...]
@@ -28,14 +30,21 @@ class CacheLayout:
     variables: The shapes of the model's collection 'cache' for rows of one token.
     mesh: The mesh over whose devices rows and heads are split; None: one device.
     rules: The mapping from logical axes to mesh axes.
+    dtype: What encodes its keys and values; see cache_encoding.
   """
 
-  def __init__(self, variables: PyTree, mesh: Mesh | None, rules: partitioning.Rules):
+  def __init__(
+    self,
+    variables: PyTree,
+    mesh: Mesh | None,
+    rules: partitioning.Rules,
+    dtype: str | None = None,
+  ):
     flat = flatten_dict(variables)
     of_name = lambda name: {path: x for path, x in flat.items() if path[-1] == name}
     self._index, self._count = of_name(INDEX), of_name(COUNT)
     self._arrays = {k: x for k, x in flat.items() if k not in {**self._index, **self._count}}
-    self._mesh, self._rules = mesh, rules
+    self._mesh, self._rules, self.dtype = mesh, rules, dtype
     self._empty: dict[tuple[int, int], Callable[[], Cache]] = {}  # compiled
 
   def empty(self, rows: int, slots: int) -> Cache:
@@ -69,7 +78,8 @@ class CacheLayout:
       axis = _row_axis(path)
       names: list[str | None] = [None] * x.ndim
       names[axis] = 'batch'
-      if x.ndim - axis == 4:  # [B, N, S, H], or of a convolution [B, tokens, N, H]
+      is_scale = path[-1].endswith(SCALE)  # [B, N, S]
+      if x.ndim - axis == 4 or is_scale:  # [B, N, S, H], or of a convolution [B, tokens, N, H]
         is_whole = path[-1] == 'heads' + STATE or not _is_state(path)
         names[axis + (1 if is_whole else 2)] = 'act_kv_heads'
       spec = partitioning.spec(names, self._rules)
@@ -86,6 +96,15 @@ class CacheLayout:
   def has_states(self) -> bool:
     """Whether some layers have states, which cannot drop their last tokens."""
     return any(_is_state(path) for path in self._arrays)
+
+  @property
+  def not_encoded(self) -> str:
+    """Names of arrays for tokens that are not in 8 bits; '' if there are none."""
+    plain = {p for p in self._arrays if not (_is_state(p) or p[-1].endswith(SCALE))}
+    scaled = {path for path in plain if (*path[:-1], path[-1] + SCALE) in self._arrays}
+    if not plain:
+      return 'no keys'
+    return ', '.join(sorted({path[-1] for path in plain - scaled}))
 
   def variables(self, cache: Cache, length_B: jax.Array, count_B: jax.Array) -> PyTree:
     """Returns the collection of the model.
@@ -124,8 +143,9 @@ def put(cache: Cache, rows: Cache, row_R: jax.Array) -> Cache:
   def one(path: Path, x: jax.Array) -> jax.Array:
     new = rows[path].astype(x.dtype)
     at: tuple[Any, ...] = (slice(None),) * _row_axis(path) + (row_R,)
-    if not _is_state(path) and new.shape[-2] < x.shape[-2]:
-      at += (slice(None),) * (x.ndim - len(at) - 2) + (slice(0, new.shape[-2]),)
+    axis = slot_axis(path[-1])
+    if not _is_state(path) and new.shape[axis] < x.shape[axis]:
+      at += (slice(None),) * (x.ndim + axis - len(at)) + (slice(0, new.shape[axis]),)
     return x.at[at].set(new, mode='drop')
 
   return {path: one(path, x) for path, x in cache.items()}
@@ -135,17 +155,23 @@ def resized(cache: Cache, row_R: jax.Array, slots: int) -> Cache:
   """Returns these rows with `slots` slots each."""
 
   def one(path: Path, x: jax.Array) -> jax.Array:
-    x = x if _is_state(path) else x[..., :slots, :]
+    axis = slot_axis(path[-1])
+    if not _is_state(path):
+      x = jax.lax.slice_in_dim(x, 0, min(slots, x.shape[axis]), axis=axis)
     x = jnp.take(x, row_R, _row_axis(path), mode='clip')
     if _is_state(path):
       return x
-    return jnp.pad(x, [*[(0, 0)] * (x.ndim - 2), (0, slots - x.shape[-2]), (0, 0)])
+    more = [(0, 0)] * x.ndim
+    more[axis] = 0, slots - x.shape[axis]
+    return jnp.pad(x, more)
 
   return {path: one(path, x) for path, x in cache.items()}
 
 
 def _shape(path: Path, x: jax.ShapeDtypeStruct, rows: int, slots: int) -> list[int]:
-  shape = [*x.shape] if _is_state(path) else [*x.shape[:-2], slots, x.shape[-1]]
+  shape = [*x.shape]
+  if not _is_state(path):
+    shape[slot_axis(path[-1])] = slots
   shape[_row_axis(path)] = rows
   return shape
 

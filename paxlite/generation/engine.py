@@ -30,6 +30,7 @@ from paxlite.generation.request import Completion, Request
 from paxlite.generation.scheduler import Scheduler
 from paxlite.generation.spelling import Mark
 from paxlite.generation.tokens import ScoredTokens
+from paxlite.layers.attention import cache_encoding
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
 
@@ -64,6 +65,8 @@ class Engine:
       what a row has said; see speculative.
     tracks_experts: Whether scores have a number of the experts that the model has chosen; not with
       drafts.
+    kv_cache_dtype: What keys and values are stored in: int8 or float8_e4m3fn; None: the model's
+      own dtype.
 
   Attributes:
     num_steps: How many times the model was computed for new tokens, beside those of prompts.
@@ -86,13 +89,18 @@ class Engine:
     steady: bool = False,
     drafts: bool = False,
     tracks_experts: bool = False,
+    kv_cache_dtype: str | None = None,
   ):
     assert not (drafts and tracks_experts)
+    if kv_cache_dtype not in (None, *cache_encoding.DTYPES):
+      known = ' or '.join(cache_encoding.DTYPES)
+      raise UserError(f'kv_cache_dtype={kv_cache_dtype!r} is unknown; use {known}')
     self._model, self._params = model, params
     self.max_length = max_length
     self.sampling = GREEDY if sampling is None else sampling
     self.ends, self.tokenizer = tuple(ends), tokenizer
     self._is_token, self._tracks_experts = is_token, tracks_experts
+    self._kv_cache_dtype = kv_cache_dtype
     self._mesh, self._rules = mesh, rules
     self._shards = 1 if mesh is None else partitioning.num_shards(mesh.shape, rules, 'batch')
     self.most_rows = self._whole(most_rows)
@@ -299,7 +307,9 @@ class Engine:
   @property
   def _compiled(self) -> Programs:
     if self._programs is None:
-      layout = layout_of(self._model, self._params, self._mesh, self._rules, self._has_module)
+      layout = layout_of(
+        self._model, self._params, self._mesh, self._rules, self._has_module, self._kv_cache_dtype
+      )
       if layout.has_states:
         self._scheduler.shares = False
       given = self._model, layout, self._is_token, self._mesh, self._rules

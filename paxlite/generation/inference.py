@@ -66,7 +66,7 @@ class TextModel:
       self.settings.sampling if sampling is None else sampling, ends=self.ends(chat),
       is_token=self.tokenizer.is_token, tokenizer=self.tokenizer, mesh=self.mesh, rules=e.rules,
       most_rows=e.DECODE_BATCH_SIZE if most_rows is None else most_rows, steady=steady,
-      drafts=drafts,
+      drafts=drafts, kv_cache_dtype=e.KV_CACHE_DTYPE,
     )  # fmt: skip
 
   def ends(self, chat: bool) -> list[int]:

@@ -10,10 +10,12 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh
 
+from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.generation import cache as caches
 from paxlite.generation.cache import Cache, CacheLayout
 from paxlite.generation.sampling import Choice, SampledTokens, Tables, chosen, most_top
+from paxlite.layers.attention import cache_encoding
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.moe import chosen_experts
 from paxlite.layers.sown import CHOSEN
@@ -124,8 +126,9 @@ class Programs:
     traced: Callable[..., Any] = (
       (lambda program: program) if mesh is None else partitioning.activate(mesh, rules)
     )
-    self.read = jax.jit(traced(self._read), static_argnums=(3, 4), donate_argnums=1)
-    self.decode = jax.jit(traced(self._decode), static_argnums=(4, 5), donate_argnums=1)
+    kept = cache_encoding.activate(layout.dtype)
+    self.read = jax.jit(traced(kept(self._read)), static_argnums=(3, 4), donate_argnums=1)
+    self.decode = jax.jit(traced(kept(self._decode)), static_argnums=(4, 5), donate_argnums=1)
     self.resize = jax.jit(traced(self._resize), static_argnums=2)
 
   def _read(
@@ -359,8 +362,12 @@ def layout_of(
   mesh: Mesh | None,
   rules: partitioning.Rules,
   drafts: bool = False,
+  dtype: str | None = None,
 ) -> CacheLayout:
-  """Returns the layout of a model's cache, including its first prediction module's."""
+  """Returns the layout of a model's cache, including its first prediction module's.
+
+  Raises UserError if it has arrays that a dtype of 8 bits does not encode.
+  """
 
   def read(model: TransformerLm, ids_BT: jax.Array) -> None:
     x_BTD = model.hidden(ids_BT, ids_BT, None)
@@ -373,7 +380,15 @@ def layout_of(
       1
     ]
 
-  return CacheLayout(jax.eval_shape(trace, params)['cache'], mesh, rules)
+  with cache_encoding.activate(dtype):
+    variables = jax.eval_shape(trace, params)['cache']
+  layout = CacheLayout(variables, mesh, rules, dtype)
+  if dtype is not None and (found := layout.not_encoded):
+    raise UserError(
+      f'KV_CACHE_DTYPE={dtype} supports attention that keeps the keys and values of its heads; '
+      f'the cache of this model has {found}: leave KV_CACHE_DTYPE out'
+    )
+  return layout
 
 
 def vocab_size(params: PyTree) -> int:

@@ -40,6 +40,10 @@ class Decoding(Experiment, subject='Generation and zero-shot tasks', beside=_BES
     False  # int8 projections in evaluation and generation, one scale per output channel
   )
 
+  KV_CACHE_DTYPE: Generation[Literal['int8', 'float8_e4m3fn'] | None] = (
+    None  # 8-bit keys and values of commands that generate; None: the model's dtype
+  )
+
   # lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
   EVAL_TASKS: Run[list[StoredPath]] = []  # zero-shot tasks of --mode=eval
   EVAL_TASKS_IN_TRAINING: Run[bool] = False  # evaluates EVAL_TASKS during training too

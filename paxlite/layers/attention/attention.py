@@ -4,7 +4,9 @@ If the collection 'cache' is mutable, attention also keeps keys and values for l
 Attention.
 """
 
+import functools
 import math
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from paxlite.config.templates import Template, template_field
 from paxlite.core.variable_names import INDEX
 from paxlite.layers.attention import tpu_cached_attention
 from paxlite.layers.attention.attention_kernel import AttentionKernel
+from paxlite.layers.attention.cache_encoding import Stored, arrays_of, encoded, slot_axis
 from paxlite.layers.attention.softmax_attention import AttentionMask, Segments, Softmax
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.projection import Projection, to_heads, to_output
@@ -228,7 +231,8 @@ class Attention(nn.Module):
       query = self.position_scale_tpl(name='position_scale')(query, positions_BT)
     start: jax.Array | int = 0
     if is_decoding(self):
-      (key, value), start = append_to_cache(self, key=key, value=value)
+      kept, start = append_to_cache(self, key=encoded(key), value=encoded(value))
+      key, value = cast('list[jax.Array]', kept)  # or what attention takes in their place
     return query, key, value, start
 
   @nn.nowrap
@@ -258,7 +262,7 @@ def is_decoding(module: nn.Module) -> bool:
   return module.is_mutable_collection('cache') and not module.is_initializing()
 
 
-def append_to_cache(module: nn.Module, **new: jax.Array) -> tuple[list[jax.Array], jax.Array | int]:
+def append_to_cache(module: nn.Module, **new: Stored) -> tuple[list[Stored], jax.Array | int]:
   """Appends to the cache of a layer of attention, which calls it once.
 
   The cache has the tokens in the dimension before the last one, [B, K, S, H]: the products of one
@@ -269,16 +273,17 @@ def append_to_cache(module: nn.Module, **new: jax.Array) -> tuple[list[jax.Array
 
   Args:
     module: The layer.
-    **new: What the layer keeps of the new tokens, [B, T, …, H] each.
+    **new: What the layer keeps of the new tokens, [B, T, …, H] each, or Encoded.
 
   Returns:
     The same of all slots, [B, S, …, H] each, and the slot of the first new token of each row, 0 or
     [B]. What lies behind a row's tokens has no meaning.
   """
   if not module.has_variable('cache', INDEX):
-    module.variable('cache', INDEX, lambda: jnp.zeros(len(next(iter(new.values()))), jnp.int32))
-    for name, x in new.items():
-      module.variable('cache', name, lambda x=x: jnp.moveaxis(x, 1, -2))
+    rows = next(iter(new.values())).shape[0]
+    module.variable('cache', INDEX, lambda: jnp.zeros(rows, jnp.int32))
+    for name, x in (pair for given in new.items() for pair in arrays_of(*given).items()):
+      module.variable('cache', name, functools.partial(jnp.moveaxis, x, 1, slot_axis(name)))
     return [*new.values()], 0
   start_B: jax.Array = module.get_variable('cache', INDEX)
 
@@ -286,12 +291,18 @@ def append_to_cache(module: nn.Module, **new: jax.Array) -> tuple[list[jax.Array
     cached: nn.Variable = module.variable('cache', name)
     rows_B1, slots_BT = jnp.arange(new.shape[0])[:, None], start_B[:, None]
     slots_BT += jnp.arange(new.shape[1])
-    heads = (slice(None),) * (cached.value.ndim - 3)
+    axis = slot_axis(name)
+    heads = (slice(None),) * (cached.value.ndim + axis - 1)
     whole = tpu_cached_attention.appended(cached.value, new, start_B)
     if whole is None:
       whole = cached.value.at[rows_B1, *heads, slots_BT].set(new, mode='drop', unique_indices=True)
     # otherwise XLA for CPUs updates a copy for each use, in another shape
     cached.value = jax.lax.optimization_barrier(whole)
-    return jnp.moveaxis(cached.value, -2, 1)
+    return jnp.moveaxis(cached.value, axis, 1)
 
-  return [append(name, x) for name, x in new.items()], start_B
+  def appended(name: str, new: Stored) -> Stored:
+    parts = [append(*part) for part in arrays_of(name, new).items()]
+    stored: Stored = jax.tree.unflatten(jax.tree.structure(new), parts)
+    return stored
+
+  return [appended(name, x) for name, x in new.items()], start_B

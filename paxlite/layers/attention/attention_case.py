@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 import jax
 
 from paxlite.core.trees import ArrayOrShape
+from paxlite.layers.attention.cache_encoding import Encoded
 from paxlite.layers.attention.partial_attention import QKV, PartialKernel, sink_logits
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel import devices, partitioning
@@ -34,8 +35,8 @@ class Case:
   """A requested attention, with its arrays or their shapes."""
 
   q: ArrayOrShape  # queries [B, T, N, H]: those of all devices, or of one if `over_context`
-  k: ArrayOrShape  # keys [B, S, K, H]; N / K neighboring query heads share a key head
-  v: ArrayOrShape  # values [B, S, K, any width]
+  k: 'ArrayOrShape | Encoded'  # keys [B, S, K, H]; N / K neighboring query heads share a key head
+  v: 'ArrayOrShape | Encoded'  # values [B, S, K, any width]
   softmax: Softmax  # the scale, the cap, the window, the attention sink and the dropout
   # the keys that a query sees
   visible: AttentionMask = dataclasses.field(default_factory=AttentionMask)
@@ -149,6 +150,7 @@ class Kernel(abc.ABC):
   """Computes attention where XLA splits it over devices, if they are several."""
 
   name: str  # its name in a sentence
+  reads_encoded: bool = False  # whether it takes keys and values of an 8-bit cache
   is_fused: bool = True  # whether USE_FLASH_ATTENTION=False leaves it out
   # the only kind of device that it is for, as cpu, gpu or tpu; None means any
   platform: str | None = None

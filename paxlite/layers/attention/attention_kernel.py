@@ -8,6 +8,8 @@ import jax
 from paxlite import extensions
 from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention_case import Case
+from paxlite.layers.attention.cache_encoding import Stored
+from paxlite.layers.attention.cached_attention import decoded
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel.partitioning import shard
 
@@ -29,21 +31,22 @@ class AttentionKernel:
   def __call__(
     self,
     q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
+    k_BSKH: Stored,
+    v_BSKH: Stored,
     visible: AttentionMask,
     bias_JNTS: jax.Array | None,
     softmax: Softmax,
   ) -> jax.Array:
     if visible.is_from_first and softmax.window >= q_BTNH.shape[1] == k_BSKH.shape[1]:
       softmax = dataclasses.replace(softmax, window=0)  # a query sees all tokens before it
-    case = Case(
+    case = decoded(Case(
       q_BTNH, k_BSKH, v_BSKH, softmax, visible, bias_JNTS, fused=self.fused,
       block_size=self.block_size, max_segments=self.max_segments,
-    )  # fmt: skip
+    ))  # fmt: skip
     if case.shards('length') > 1:
       over_context = extensions.hook('the mesh axis context')(case, self.context)
       if (way := over_context.chosen()) != 'gather':
         return over_context(way)
-    k, v = (shard(x, 'batch', 'kv_length', 'act_kv_heads', None) for x in (k_BSKH, v_BSKH))
+    names = 'batch', 'kv_length', 'act_kv_heads', None
+    k, v = jax.tree.map(lambda x: shard(x, *names[: x.ndim]), (case.k, case.v))
     return attention_kernels.first(case).attend(dataclasses.replace(case, k=k, v=v))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers.attention.attention_case import Case, Kernel
+from paxlite.layers.attention.cache_encoding import Encoded, Stored
 from paxlite.layers.attention.partial_attention import sink_logits
 from paxlite.layers.attention.softmax_attention import Softmax, attention_weights, masked
 from paxlite.parallel import partitioning
@@ -24,14 +25,26 @@ def refusal(case: Case) -> str | None:
   return 'does not support attention dropout' if case.softmax.dropout is not None else None
 
 
+def decoded(case: Case) -> Case:
+  """Returns the case with arrays in the place of 8 bits, unless few queries read these."""
+  if not (isinstance(case.k, Encoded) and isinstance(case.v, Encoded)):
+    return case
+  if refusal(case) is None and case.shards('length') == 1:
+    return case
+  dtype = case.q.dtype
+  return dataclasses.replace(case, k=case.k.decoded(dtype), v=case.v.decoded(dtype))
+
+
 class XlaCachedKernel(Kernel):
   """Reads keys and values once, in the order of the cache, [B, K, S, H].
 
   With [B, S, K, H], as other kernels have it, XLA would transpose both for each token. With a
-  small window, the keys before it are not read.
+  small window, the keys before it are not read. What is encoded has its scales in the scores and
+  in the weights of the values, so that XLA reads 8 bits alone.
   """
 
   name = 'plain XLA for few queries'
+  reads_encoded = True
   is_fused = False
 
   def refusal(self, case: Case) -> str | None:
@@ -41,14 +54,15 @@ class XlaCachedKernel(Kernel):
     case = _within_window(case)
     q_BTNH, k_BSKH, v_BSKH = case.arrays
     (B, T, N, _), (S, K) = q_BTNH.shape, k_BSKH.shape[1:3]
-    k_BKSH, v_BKSH = k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2)
+    (k_BKSH, of_key), (v_BKSH, of_value) = (_by_head(x, q_BTNH.dtype) for x in (k_BSKH, v_BSKH))
     q_BKMH = by_key_head(q_BTNH * case.softmax.query_scale, K)
     scores_BKMS = jnp.einsum('BKMH,BKSH->BKMS', q_BKMH, k_BKSH, preferred_element_type=jnp.float32)
-    scores_BNTS = scores_BKMS.reshape(B, N, T, S)
+    scores_BNTS = (scores_BKMS * of_key).reshape(B, N, T, S)
     bias_JNTS = cast('jax.Array | None', case.bias)
     scores_BNTS = masked(scores_BNTS, case.visible.mask(T, S), bias_JNTS, case.softmax)
-    weights_BNTS = attention_weights(scores_BNTS, case.softmax).astype(v_BKSH.dtype)
-    weights_BKMS = weights_BNTS.reshape(B, K, N // K * T, S)
+    weights_BNTS = attention_weights(scores_BNTS, case.softmax)
+    weights_BKMS = weights_BNTS.reshape(B, K, N // K * T, S) * of_value
+    weights_BKMS = weights_BKMS.astype(v_BKSH.dtype)
     return by_query(jnp.einsum('BKMS,BKSH->BKMH', weights_BKMS, v_BKSH), T)
 
 
@@ -137,6 +151,13 @@ def by_query(context_BKMH: jax.Array, queries: int) -> jax.Array:
   return context_BKGTH.transpose(0, 3, 1, 2, 4).reshape(B, queries, K * (M // queries), H)
 
 
+def _by_head(x: Stored, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | float]:
+  """Returns keys or values [B, K, S, H], and factors of products with them, [B, K, 1, S]."""
+  if isinstance(x, Encoded):
+    return x.numbers.swapaxes(1, 2).astype(dtype), x.scale.swapaxes(1, 2)[:, :, None]
+  return x.swapaxes(1, 2), 1.0
+
+
 def _within_window(case: Case) -> Case:
   """Returns the case of the keys in the windows of each row's queries.
 
@@ -152,5 +173,5 @@ def _within_window(case: Case) -> Case:
   first_B = jnp.clip(start_B - window + 1, 0, S - width)
   of_row = lambda x, first: jax.lax.dynamic_slice_in_dim(x, first, width, 0)
   visible = dataclasses.replace(case.visible, start=start_B - first_B)
-  k, v = (jax.vmap(of_row)(x, first_B) for x in (k_BSKH, v_BSKH))
+  k, v = jax.tree.map(lambda x: jax.vmap(of_row)(x, first_B), (k_BSKH, v_BSKH))
   return dataclasses.replace(case, k=k, v=v, visible=visible)

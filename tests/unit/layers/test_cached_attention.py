@@ -12,6 +12,8 @@ import pytest
 from paxlite.generation.engine import Engine
 from paxlite.layers.attention import (
   attention_kernels,
+  cache_encoding,
+  cached_attention,
   cudnn_call,
   softmax_attention,
   tpu_cached_attention,
@@ -74,6 +76,30 @@ def test_it_is_attention(given):
   asked = case(**given)
   assert isinstance(attention_kernels.first(asked), XlaCachedKernel)
   close(XlaCachedKernel().attend(asked), asked)
+
+
+@pytest.mark.parametrize('dtype', cache_encoding.DTYPES)
+@pytest.mark.parametrize(
+  'given',
+  [{'queries': 3, 'key_heads': 2, 'sink_logit': 0.7}, {'window': 2, 'key_heads': 1}],
+  ids=str,
+)
+def test_attention_with_keys_of_8_bits(given, dtype):
+  """It is that with the decoded ones; other kernels for cached keys refuse them by name."""
+  asked = dataclasses.replace(case(**given), platform='tpu', capability=9.0)
+  asked = dataclasses.replace(asked, visible=AttentionMask(INDEX, asked.softmax.window))
+  with cache_encoding.activate(dtype):
+    k, v = (cache_encoding.encoded(x) for x in (asked.k, asked.v))
+  eight = dataclasses.replace(asked, k=k, v=v)
+  refusal = attention_kernels.refusal(TpuCachedKernel(), eight)
+  assert refusal == 'does not support a cache of 8 bits'
+  assert isinstance(attention_kernels.first(eight), XlaCachedKernel)
+  arrays = dict(k=k.decoded(jnp.float32), v=v.decoded(jnp.float32))
+  close(
+    XlaCachedKernel().attend(cached_attention.decoded(eight)), dataclasses.replace(asked, **arrays)
+  )
+  whole = dataclasses.replace(eight, visible=AttentionMask(0), q=jnp.zeros((B, S, N, H)))
+  assert isinstance(cached_attention.decoded(whole).k, jax.Array)
 
 
 @pytest.mark.parametrize('key', [INDEX, INDEX - 1])
