@@ -273,7 +273,7 @@ def append_to_cache(module: nn.Module, **new: Stored) -> tuple[list[Stored], jax
 
   Args:
     module: The layer.
-    **new: What the layer keeps of the new tokens, [B, T, …, H] each, or Encoded.
+    **new: What the layer keeps of the new tokens, [B, T, …, H] each, or EncodedVectors.
 
   Returns:
     The same of all slots, [B, S, …, H] each, and the slot of the first new token of each row, 0 or

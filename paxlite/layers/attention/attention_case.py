@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import jax
 
 from paxlite.core.trees import ArrayOrShape
-from paxlite.layers.attention.cache_encoding import Encoded
+from paxlite.layers.attention.cache_encoding import EncodedVectors
 from paxlite.layers.attention.partial_attention import QKV, PartialKernel, sink_logits
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel import devices, partitioning
@@ -35,8 +35,9 @@ class Case:
   """A requested attention, with its arrays or their shapes."""
 
   q: ArrayOrShape  # queries [B, T, N, H]: those of all devices, or of one if `over_context`
-  k: 'ArrayOrShape | Encoded'  # keys [B, S, K, H]; N / K neighboring query heads share a key head
-  v: 'ArrayOrShape | Encoded'  # values [B, S, K, any width]
+  # keys [B, S, K, H]; N / K neighboring query heads share a key head
+  k: 'ArrayOrShape | EncodedVectors'
+  v: 'ArrayOrShape | EncodedVectors'  # values [B, S, K, any width]
   softmax: Softmax  # the scale, the cap, the window, the attention sink and the dropout
   # the keys that a query sees
   visible: AttentionMask = dataclasses.field(default_factory=AttentionMask)

@@ -2,7 +2,7 @@
 
 from paxlite.layers.attention.attention_case import Case, Kernel, LocalKernel
 from paxlite.layers.attention.blockwise_attention import BlockwiseKernel
-from paxlite.layers.attention.cache_encoding import Encoded
+from paxlite.layers.attention.cache_encoding import EncodedVectors
 from paxlite.layers.attention.cached_attention import XlaCachedKernel
 from paxlite.layers.attention.cpu_attention import CpuKernel
 from paxlite.layers.attention.cudnn_attention import CudnnCachedKernel, CudnnKernel
@@ -36,7 +36,7 @@ def refusal(kernel: Kernel, case: Case) -> str | None:
     return 'is left out by USE_FLASH_ATTENTION=False'
   if case.over_context and not isinstance(kernel, LocalKernel):
     return 'does not support sequences split over context'
-  if isinstance(case.k, Encoded) and not kernel.reads_encoded:
+  if isinstance(case.k, EncodedVectors) and not kernel.reads_encoded:
     return 'does not support a cache of 8 bits'
   return kernel.refusal(case)
 

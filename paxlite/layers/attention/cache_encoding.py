@@ -21,7 +21,7 @@ _active: contextvars.ContextVar[str | None] = contextvars.ContextVar('kv_cache_d
 
 
 @struct.dataclass
-class Encoded:
+class EncodedVectors:
   """Vectors in 8 bits, which attention takes in the place of an array."""
 
   numbers: jax.Array  # [B, S, K, H], of one of DTYPES
@@ -42,7 +42,7 @@ class Encoded:
     return (self.numbers.astype(jnp.float32) * self.scale[..., None]).astype(dtype)
 
 
-Stored: TypeAlias = jax.Array | Encoded
+Stored: TypeAlias = jax.Array | EncodedVectors
 
 
 @contextlib.contextmanager
@@ -68,12 +68,12 @@ def encoded(x_BTKH: jax.Array) -> Stored:
   scale_BTK = jnp.where(scale_BTK == 0, 1, scale_BTK)  # of zeros; a NaN stays one
   numbers_BTKH = jnp.clip(x_BTKH / scale_BTK[..., None], -most, most)
   numbers_BTKH = jnp.round(numbers_BTKH) if is_integer else numbers_BTKH
-  return Encoded(numbers_BTKH.astype(dtype), scale_BTK)
+  return EncodedVectors(numbers_BTKH.astype(dtype), scale_BTK)
 
 
 def arrays_of(name: str, stored: Stored) -> dict[str, jax.Array]:
   """Returns the arrays of what the cache stores under a name, in the order of jax.tree.leaves."""
-  names = (name, name + SCALE) if isinstance(stored, Encoded) else (name,)
+  names = (name, name + SCALE) if isinstance(stored, EncodedVectors) else (name,)
   return dict(zip(names, jax.tree.leaves(stored), strict=True))
 
 

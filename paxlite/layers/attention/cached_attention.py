@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers.attention.attention_case import Case, Kernel
-from paxlite.layers.attention.cache_encoding import Encoded, Stored
+from paxlite.layers.attention.cache_encoding import EncodedVectors, Stored
 from paxlite.layers.attention.partial_attention import sink_logits
 from paxlite.layers.attention.softmax_attention import Softmax, attention_weights, masked
 from paxlite.parallel import partitioning
@@ -27,7 +27,7 @@ def refusal(case: Case) -> str | None:
 
 def decoded(case: Case) -> Case:
   """Returns the case with arrays in the place of 8 bits, unless few queries read these."""
-  if not (isinstance(case.k, Encoded) and isinstance(case.v, Encoded)):
+  if not (isinstance(case.k, EncodedVectors) and isinstance(case.v, EncodedVectors)):
     return case
   if refusal(case) is None and case.shards('length') == 1:
     return case
@@ -153,7 +153,7 @@ def by_query(context_BKMH: jax.Array, queries: int) -> jax.Array:
 
 def _by_head(x: Stored, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | float]:
   """Returns keys or values [B, K, S, H], and factors of products with them, [B, K, 1, S]."""
-  if isinstance(x, Encoded):
+  if isinstance(x, EncodedVectors):
     return x.numbers.swapaxes(1, 2).astype(dtype), x.scale.swapaxes(1, 2)[:, :, None]
   return x.swapaxes(1, 2), 1.0
 
