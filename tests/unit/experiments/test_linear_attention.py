@@ -118,11 +118,13 @@ def test_gradients_equal_those_of_steps(has_delta, channels):
   args = [jnp.asarray(x, jnp.float32) for x in inputs(40, has_delta, channels) if x is not None]
 
   def by_steps(*args):
-    state, reads = None, []
-    for t in range(40):
-      read, state = linear_attention(*(x[:, t : t + 1] for x in args), state_BNKV=state)
-      reads.append(read)
-    return jnp.concatenate(reads, 1), state
+    def step(state, token):
+      read, state = linear_attention(*(x[:, None] for x in token), state_BNKV=state)
+      return state, read[:, 0]
+
+    by_token = [jnp.moveaxis(x, 1, 0) for x in args]
+    state, reads = jax.lax.scan(step, jnp.zeros((B, N, K, V)), by_token)
+    return jnp.moveaxis(reads, 0, 1), state
 
   loss = lambda function: lambda *args: sum(jnp.sin(x).sum() for x in function(*args))
   numbers = tuple(range(len(args)))

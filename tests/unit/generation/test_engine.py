@@ -28,6 +28,7 @@ from paxlite.generation.sampling import filtered
 from paxlite.generation.spelling import shown
 from paxlite.layers.attention.attention import Attention
 from tests.support import runs
+from tests.support.engines import engine_of
 
 SMALL = dict(NUM_LAYERS=2, NUM_HEADS=4, MODEL_DIMS=32, VOCAB_SIZE=97, MAX_SEQ_LEN=64,
              FPROP_DTYPE='float32')  # fmt: skip
@@ -94,7 +95,7 @@ def log_probs(model, params, ids):
 def test_the_cache_gives_what_recomputing_gives(name):
   """The tokens of every row are equal, with more prompts than rows, and in a stream."""
   model, params = made(name)
-  engine = Engine(model, params, 64, most_rows=2)
+  engine = engine_of(model, params, 64, most_rows=2)
   rows = engine.continuations(PROMPTS, 16)
   for prompt, row in zip(PROMPTS, rows, strict=True):
     likeliest = log_probs(model, params, prompt + row[:-1]).argmax(-1)
@@ -106,7 +107,7 @@ def test_the_cache_gives_what_recomputing_gives(name):
 def test_log_probabilities_of_prompts_and_answers():
   """They are those of the model, whatever the sampling, and so are those of the likeliest."""
   model, params = made('llama')
-  engine = Engine(model, params, 64)
+  engine = engine_of(model, params, 64)
   asked = [Request(p, 6, SAMPLING, seed=3, top_log_probs=3, scored_from=0) for p in PROMPTS]
   for prompt, answer in zip(PROMPTS, engine.generate(asked), strict=True):
     expected = log_probs(model, params, prompt + answer.ids)
@@ -127,12 +128,12 @@ def test_log_probabilities_of_prompts_and_answers():
 @pytest.mark.slow
 def test_a_beginning_that_prompts_share_is_read_once():
   model, params = made('llama')
-  engine = Engine(model, params, 64, SAMPLING)
+  engine = engine_of(model, params, 64, SAMPLING)
   long = list(range(3, 50))
   requests = [engine.request(p, 8, 1, i) for i, p in enumerate([long, long, [*long[:30], 1, 2]])]
   together = engine.generate(requests)
   assert [answer.shared for answer in together] == [0, 46, 30]
-  other = Engine(model, params, 64)
+  other = engine_of(model, params, 64)
   alone = [other.generate([r])[0] for r in requests]
   assert [a.ids for a in together] == [a.ids for a in alone]
   engine.generate(requests[:1])
@@ -189,8 +190,8 @@ def test_crowds_of_requests_with_options_and_beginnings_of_all_kinds(name):
     more = {0: dict(bias={50: 100.0}), 1: dict(sampling=SAMPLING)}.get(i % 9, {})
     first = 1 if i % 3 else max(1, len(prompt) - 2)
     asked.append(Request(prompt, int(draw.integers(0, 9)), seed=i, scored_from=first, **more))
-  engine = Engine(model, params, 64, most_rows=4)
-  alone = Engine(model, params, 64, most_rows=1)
+  engine = engine_of(model, params, 64, most_rows=4)
+  alone = engine_of(model, params, 64, most_rows=1)
   shared = 0
   for round_ in range(2):
     for request, answer in zip(asked, engine.generate(asked), strict=True):
@@ -209,7 +210,7 @@ def test_crowds_of_requests_with_options_and_beginnings_of_all_kinds(name):
 @pytest.mark.slow
 def test_a_cancelled_row_is_no_source():
   model, params = made('llama')
-  engine = Engine(model, params, 64, most_rows=2)
+  engine = engine_of(model, params, 64, most_rows=2)
   long = list(range(3, 40))
   engine.generate([engine.request(long, 2)])
   job = engine.add(engine.request([*long, 5, 6], 4))
@@ -223,7 +224,7 @@ def test_a_cancelled_row_is_no_source():
 @pytest.mark.slow
 def test_long_prompts_are_read_beside_short_ones_that_keep_coming():
   model, params = made('llama')
-  engine = Engine(model, params, 64, most_rows=2)
+  engine = engine_of(model, params, 64, most_rows=2)
   jobs = [engine.add(engine.request([i], 1)) for i in (3, 4)]
   engine.step()
   long = engine.add(engine.request(list(range(3, 60)), 2))
@@ -239,7 +240,7 @@ def test_long_prompts_are_read_beside_short_ones_that_keep_coming():
 def test_with_a_fixed_size_numbers_are_equal_to_the_last_bit():
   model, params = made('llama')
   requests = [Request(p, 9, SAMPLING, seed=5, sample=i) for i, p in enumerate(PROMPTS)]
-  engine = Engine(model, params, 64, most_rows=4, slots=64)
+  engine = engine_of(model, params, 64, most_rows=4, slots=64)
   together = engine.generate(requests)
   for request, answer in zip(requests, together, strict=True):
     assert engine.generate([request])[0] == answer
@@ -260,8 +261,8 @@ def test_what_a_token_sees_does_not_depend_on_the_positions_of_a_layer():
     fdl.update_callable(layer, Interpolated)
   model = fdl.build(config).model
   _, params = made('llama')
-  (row, *_) = Engine(model, params, 64).continuations(PROMPTS, 8)
-  logits = model.apply({'params': params}, np.array([[*PROMPTS[0], *row]]))[0]
+  (row, *_) = engine_of(model, params, 64).continuations(PROMPTS, 8)
+  logits = jax.jit(model.apply)({'params': params}, np.array([[*PROMPTS[0], *row]]))[0]
   assert logits[len(PROMPTS[0]) - 1 : -1].argmax(-1).tolist() == row
 
 
@@ -270,7 +271,7 @@ def test_what_a_token_sees_does_not_depend_on_the_positions_of_a_layer():
 def test_bfloat16_takes_the_likeliest_but_for_rounding():
   """Without a cache, each token's logit is the largest, or below it by 2 of its last bits."""
   model, params = made('bfloat16')
-  rows = Engine(model, params, 64).continuations(PROMPTS, 8)
+  rows = engine_of(model, params, 64).continuations(PROMPTS, 8)
   for prompt, row in zip(PROMPTS, rows, strict=True):
     assert len(row) == 8
     logits = model.apply({'params': params}, np.array([[*prompt, *row]]))[0, len(prompt) - 1 : -1]
@@ -296,7 +297,7 @@ def test_one_program_for_all_lengths():
 @pytest.mark.parametrize('sampling', [Sampling(temperature=0.7), SAMPLING])
 def test_a_seed_fixes_a_row_in_any_batch(sampling):
   model, params = made('llama')
-  engine = Engine(model, params, 64, sampling)
+  engine = engine_of(model, params, 64, sampling)
   rows = engine.continuations(PROMPTS, 12, seed=3)
   assert rows == engine.continuations(PROMPTS, 12, seed=3)
   assert rows != engine.continuations(PROMPTS, 12, seed=4)
@@ -345,7 +346,7 @@ def test_penalties_ends_and_least_lengths_as_in_transformers(tmp_path):
   _, model, params = loaded(tmp_path / 'w')
   prompt = [5, 9, 11, 5]
   penalty = Sampling(repetition_penalty=1.5)
-  plain = Engine(model, params, 64, penalty).continuations([prompt], 20)[0]
+  plain = engine_of(model, params, 64, penalty).continuations([prompt], 20)[0]
   for eos, least in ((None, 0), (plain[6], 0), (plain[6], 9)):
     with torch.no_grad():
       out = theirs.generate(
@@ -354,7 +355,7 @@ def test_penalties_ends_and_least_lengths_as_in_transformers(tmp_path):
       )[0, 4:].tolist()  # fmt: skip
     ends = [] if eos is None else [eos]
     request = Request(prompt, 20, penalty, min_tokens=least, ends=ends)
-    (answer,) = Engine(model, params, 64).generate([request])
+    (answer,) = engine_of(model, params, 64).generate([request])
     assert answer.ids == (out[: out.index(eos)] if eos in out else out)
     assert answer.finish == ('stop' if eos in out else 'length')
 
@@ -412,7 +413,7 @@ class Failing(Rising):
 @pytest.mark.parametrize(('method', 'after'), [('allowed', 0), ('allowed', 1), ('accept', 0)])
 def test_a_request_that_fails_ends_alone(method, after):
   model, params = made('window')
-  engine = Engine(model, params, 64, most_rows=2)
+  engine = engine_of(model, params, 64, most_rows=2)
   honest = [Request([5, 6, i], 9) for i in range(3)]
   alone = [answer.ids for answer in engine.generate(honest)]
   failing = engine.add(Request([5, 6], 20, grammar=Failing(method, after)))
@@ -430,7 +431,7 @@ def test_a_request_that_fails_ends_alone(method, after):
 @pytest.mark.slow
 def test_grammars_and_biases_beside_other_requests():
   model, params = made('llama')
-  engine = Engine(model, params, 64)
+  engine = engine_of(model, params, 64)
   grammar = Rising()
   plain = Request([5, 6], 12)
   bias = {i: -100.0 for i in range(97) if i % 5}
@@ -442,7 +443,7 @@ def test_grammars_and_biases_beside_other_requests():
   assert rising.ids[-1] >= 50 > max(rising.ids[:-1], default=0)
   assert rising.finish == 'stop'
   assert not any(i % 5 for i in fives.ids)
-  assert free.ids == Engine(model, params, 64).generate([plain])[0].ids
+  assert free.ids == engine_of(model, params, 64).generate([plain])[0].ids
 
 
 @pytest.mark.slow
@@ -452,7 +453,7 @@ def test_texts_that_end_an_answer_span_tokens():
   experiment = LLaMA(**(LLAMA | dict(VOCAB_SIZE=8192)), USE_REPEATED_LAYER=False)
   model = fdl.build(experiment.build_task()).model
   params = meta.unbox(jax.jit(model.init)(jax.random.key(1), np.zeros((1, 1), np.int32)))['params']
-  engine = Engine(model, params, 64, Sampling(1.0), tokenizer=tokenizer)
+  engine = engine_of(model, params, 64, Sampling(1.0), tokenizer=tokenizer)
   (whole,) = engine.generate([engine.request([5, 6, 7], 40, seed=2)])
   assert whole.text == tokenizer.decode(whole.ids)
   middle = len(whole.text) // 2
@@ -471,7 +472,7 @@ def test_texts_that_end_an_answer_span_tokens():
 
 def test_an_answer_that_is_cancelled_makes_room():
   model, params = made('llama')
-  engine = Engine(model, params, 64, most_rows=1)
+  engine = engine_of(model, params, 64, most_rows=1)
   first, second = engine.add(engine.request([1, 2], 60)), engine.add(engine.request([3], 5))
   engine.step(most=4)
   assert (engine.num_active, len(engine._queue)) == (1, 1)
@@ -480,7 +481,7 @@ def test_an_answer_that_is_cancelled_makes_room():
   assert len(first.answer.ids) == 5
   while engine.step():
     pass
-  assert second.answer.ids == Engine(model, params, 64).continuations([[3]], 5)[0]
+  assert second.answer.ids == engine_of(model, params, 64).continuations([[3]], 5)[0]
 
 
 @pytest.mark.parametrize(
@@ -523,12 +524,12 @@ def test_a_batch_gives_each_prompt_what_it_gets_alone(name):
   """For all lengths of neighbors, the number of tokens and the tokens are the same."""
   model, params = made(name)
   prompts = [[7], list(range(3, 66)), list(range(10, 40)), [5, 6], list(range(63))]
-  engine = Engine(model, params, 64)
+  engine = engine_of(model, params, 64)
   for most in (100, 20):
     rows = engine.continuations(prompts, most)
     assert [len(r) for r in rows] == [min(most, 64 - len(p)) for p in prompts]
     assert rows == [engine.continuations([p], most)[0] for p in prompts]
-  sampled = Engine(model, params, 64, Sampling(1.0, top_k=9))
+  sampled = engine_of(model, params, 64, Sampling(1.0, top_k=9))
   rows = sampled.continuations(prompts, 100, seed=5)
   alone = [sampled.continuations([p], 100, 5, samples=[i])[0] for i, p in enumerate(prompts)]
   assert rows == alone

@@ -56,6 +56,10 @@ def values(config: fdl.Config) -> PyTree:
   return jax.tree.unflatten(tree, [one(x) for x in leaves])
 
 
+def logits_of(config: fdl.Config, params: PyTree) -> jax.Array:
+  return jax.jit(fdl.build(config).model.apply)({'params': params}, IDS)
+
+
 @pytest.mark.cases(fast=1)
 @pytest.mark.parametrize('scheme', ['', 'int8'])
 @pytest.mark.parametrize('name', MODELS)
@@ -64,12 +68,12 @@ def test_the_logits_are_the_same_and_the_way_back(name, scheme):
   if scheme:
     put_scheme(config.model, Int8)
   params = values(config)
-  expected = fdl.build(config).model.apply({'params': params}, IDS)
+  expected = logits_of(config, params)
   fused_projections = FusedProjections(config, one_device(), DEFAULT_RULES)
   fused = fused_projections.fused(jax.tree.map(lambda x: x, params))
   names = {'/'.join(str(k.key) for k in path) for path, _ in jax.tree.leaves_with_path(fused)}
   assert not [n for n in names if re.search('combined|/query/|ffn_layer1_gate', n)]
-  logits = fdl.build(config).model.apply({'params': fused}, IDS)
+  logits = logits_of(config, fused)
   np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
   back = fused_projections.unfused(fused)
   jax.tree.map(np.testing.assert_array_equal, back, params)  # the same names, too
@@ -111,11 +115,11 @@ def test_a_layer_of_ones_own_beside_others_stays_as_it_is(kind, own):
   (stack,) = selectors.select(config.model, UnrolledTransformer)
   stack.first_tpls = [first]
   params = values(config)
-  expected = fdl.build(config).model.apply({'params': params}, IDS)
+  expected = logits_of(config, params)
   weights = FusedProjections(config, one_device(), DEFAULT_RULES)
   fused = weights.fused(jax.tree.map(lambda x: x, params))
   assert 'fused' in str(jax.tree.structure(fused))
-  logits = fdl.build(config).model.apply({'params': fused}, IDS)
+  logits = logits_of(config, fused)
   np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
   jax.tree.map(np.testing.assert_array_equal, weights.unfused(fused), params)
 
@@ -140,11 +144,11 @@ def test_other_weights_stay_as_they_are(kept):
   if kept == 'another scheme':
     put_scheme(config.model, Flat)
   params = values(config)
-  expected = fdl.build(config).model.apply({'params': params}, IDS)
+  expected = logits_of(config, params)
   names = jax.tree.structure(params)
   fused = FusedProjections(config, one_device(), DEFAULT_RULES).fused(params)
   assert jax.tree.structure(fused) == names
-  found = fdl.build(config).model.apply({'params': fused}, IDS)
+  found = logits_of(config, fused)
   np.testing.assert_array_equal(found, expected)
 
 

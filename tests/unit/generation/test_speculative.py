@@ -22,12 +22,16 @@ from paxlite.generation.ngram_drafts import NgramDrafts, ngram_drafts
 from paxlite.generation.request import Request
 from paxlite.generation.scheduler import common
 from tests.support import runs
+from tests.support.engines import engine_of
 
 V, NEW = 11, 20
 SMALL = dict(
   NUM_LAYERS=1, MODEL_DIMS=16, NUM_HEADS=2, NUM_KV_HEADS=1, HIDDEN_DIMS=24, VOCAB_SIZE=V,
   MAX_SEQ_LEN=64, FPROP_DTYPE='float32', NUM_PREDICTION_MODULES=1, USE_REPEATED_LAYER=False,
 )  # fmt: skip
+
+
+MADE: dict[str, tuple] = {}  # models and parameters, which tests share
 
 
 def model_and_params(cls=LLaMA, share=1.0, **values):
@@ -38,6 +42,9 @@ def model_and_params(cls=LLaMA, share=1.0, **values):
     share: A factor of the matrices of its blocks.
     **values: Its attributes.
   """
+  key = f'{cls} {share} {values}'
+  if key in MADE:
+    return MADE[key]
   model = fdl.build(cls(**SMALL | values).build_task()).model
   shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32))
   rng = np.random.default_rng(0)
@@ -48,7 +55,7 @@ def model_and_params(cls=LLaMA, share=1.0, **values):
   if 'predictions_0' in params:
     projection = params['predictions_0']['projection']
     projection['w'] = 0.1 * projection['w'] + jnp.stack([jnp.eye(16), jnp.zeros((16, 16))])
-  return model, params
+  return MADE.setdefault(key, (model, params))
 
 
 def steps_of(model, params, prompt, text):
@@ -72,7 +79,7 @@ def steps_of(model, params, prompt, text):
 @pytest.mark.slow
 def test_text_and_steps():
   model, params = model_and_params()
-  engine, drafting = Engine(model, params, 64), Engine(model, params, 64, drafts=True)
+  engine, drafting = engine_of(model, params, 64), engine_of(model, params, 64, drafts=True)
   tokens = steps = 0
   for seed, length in enumerate((1, 5, 8)):
     prompt = np.random.default_rng(seed).integers(0, V, length).tolist()
@@ -235,7 +242,7 @@ def test_rows_that_come_and_go_have_the_same_tokens(name):
   # a fixed size makes few programs
   slots = None if name in ('keys', 'n-grams') else 64
   plain, drafting = (
-    Engine(model, params, 64, tokenizer=Letters(), most_rows=4, slots=slots, drafts=d)
+    engine_of(model, params, 64, tokenizer=Letters(), most_rows=4, slots=slots, drafts=d)
     for d in (False, True)
   )
   for seed, only_greedy in ((0, True), (1, False)):
@@ -254,7 +261,7 @@ def test_steps_one_by_one_and_requests_that_are_cancelled(name):
   """A row that others follow is ended from outside; rows begin while others are written."""
   cls, values = MODELS[name]
   model, params = model_and_params(cls, **values)
-  plain, drafting = (Engine(model, params, 64, most_rows=2, drafts=d) for d in (False, True))
+  plain, drafting = (engine_of(model, params, 64, most_rows=2, drafts=d) for d in (False, True))
   prompts = [np.random.default_rng(i).integers(0, V, 3 + 5 * i).tolist() for i in range(5)]
   texts = plain.continuations(prompts, 18)
   assert list(drafting.stream(prompts[0], 18)) == texts[0]
@@ -278,7 +285,7 @@ def test_a_grammar_and_what_is_written_beside_it():
   asked = lambda: [
     Request([1, 2, 3], 12, grammar=Rising()), Request([4, 5], 20), Request([6], 9, Sampling(1.0)),
   ]  # fmt: skip
-  plain, drafting = (Engine(model, params, 64, drafts=d) for d in (False, True))
+  plain, drafting = (engine_of(model, params, 64, drafts=d) for d in (False, True))
   assert_same(drafting.generate(asked()), plain.generate(asked()))
 
 
@@ -303,7 +310,7 @@ def test_what_rows_draw_does_not_depend_on_drafts():
   model, params = model_and_params()
   sampling = Sampling(1.0)
   plain, drafting = (
-    Engine(model, params, 64, sampling, most_rows=2, drafts=d) for d in (False, True)
+    engine_of(model, params, 64, sampling, most_rows=2, drafts=d) for d in (False, True)
   )
   prompts = [[1, 2, 3]] * 40
   found = drafting.continuations(prompts, 16)
@@ -314,9 +321,9 @@ def test_what_rows_draw_does_not_depend_on_drafts():
 
 @pytest.mark.slow
 def test_ends_and_room():
-  """Two engines, which are compiled once each."""
+  """Two engines, of which the second is compiled once."""
   model, params = model_and_params()
-  engine = Engine(model, params, 64, drafts=True)
+  engine = engine_of(model, params, 64, drafts=True)
   (text,) = engine.continuations([[3, 4, 5]], NEW)
   end = text[7]
   (found,) = engine.generate([Request([3, 4, 5], NEW, ends=[end])])
