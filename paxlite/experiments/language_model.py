@@ -83,8 +83,8 @@ class LanguageModel(Transformer, subject='Backends'):
     reason = f'{self._origin("USE_TE")}, {self._origin("TE_RECIPE")}'
     if self.USE_TE == 'layer':
       reason += f', NVTE_FUSED_ATTN={backends.fused_attention():d}'
-    names: dict[TeRecipe, backends.BackendName] = {'bf16': 'te', 'NVFP4': 'te_fp4'}
-    return Backend(names.get(self.TE_RECIPE, 'te_fp8'), reason)
+    kinds: dict[TeRecipe, backends.BackendName] = {'bf16': 'te', 'NVFP4': 'te_fp4'}
+    return Backend(kinds.get(self.TE_RECIPE, 'te_fp8'), reason)
 
   @property
   def _backends(self) -> dict[str, bool]:
