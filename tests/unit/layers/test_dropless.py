@@ -52,6 +52,63 @@ def test_kernels_compute_what_ragged_dot_does(kernels, platform, product, sizes,
   np.testing.assert_array_equal(dw[1], 0)
 
 
+@pytest.mark.slow
+def test_several_blocks_of_a_matrix_give_the_exact_product(monkeypatch):
+  """Sums of small integers have no rounding; a block has rows of two groups."""
+  monkeypatch.setattr(megablox_matmul, '_LEAST_CONTRACTED', 128)
+  monkeypatch.setattr(megablox_matmul, '_VMEM', 2**20)
+  for D, F in (256, 384), (384, 256):
+    assert megablox_matmul.block(2048, D, F, 2, 4)[0] == 256
+    assert min(D, F) > max(megablox_matmul.block(2048, D, F, 2, 4)[1:])
+  rng = np.random.default_rng(0)
+  drawn = lambda *shape: jnp.asarray(rng.integers(-2, 3, shape), jnp.float32)
+  x, w, dy, sizes = drawn(2048, 256), drawn(2, 256, 384), drawn(2048, 384), jnp.array([1152, 896])
+
+  def results(product):
+    y, pull = jax.vjp(lambda x, w: product(x, w, sizes), x, w)
+    return y, *pull(dy)
+
+  found = results(functools.partial(megablox_matmul.product, interpret=True))
+  jax.tree.map(np.testing.assert_array_equal, found, results(jax.lax.ragged_dot))
+
+
+@pytest.mark.parametrize('is_gradient', [False, True])
+def test_a_block_is_the_best_that_fits(is_gradient):
+  """Compares with all blocks of multiples of 128, of shapes that are drawn."""
+  rng = np.random.default_rng(is_gradient)
+  for _ in range(20):
+    E, D, F = rng.integers(1, 9), *(128 * rng.integers(1, 25, size=2))
+    P = 128 * int(rng.integers(E, 100 * E))
+    found = megablox_matmul.block(P, D, F, E, 2, is_gradient)
+    rows = found[0]
+    read = {}
+    for d in range(128, D + 1, 128):
+      for f in range(128, F + 1, 128):
+        times_x, times_other = -(-F // f), -(-D // d)
+        size = 4 * (rows * d + d * f + rows * f) + 4 * (d if is_gradient else rows) * f
+        matrices = P * F * times_other if is_gradient else D * F * (E if d == D else P // rows)
+        if size <= 12 * 2**20 and (is_gradient or d >= min(D, 512)):
+          read[rows, d, f] = D % d + F % f > 0, P * D * times_x + matrices
+    assert read[found] == min(read.values())
+    assert P % rows == 0
+    assert rows == 128 or rows * 4 * E <= P
+
+
+def test_matrices_of_small_experts_are_read_once():
+  """If 128 rows read their matrix again, that takes longer than their product."""
+  P, D, F = 1151 * 128, 2048, 768  # of Qwen3-30B-A3B, with four sequences of 4,096 tokens
+  for contracted, columns in (D, 2 * F), (F, D), (D, F), (2 * F, D):
+    assert megablox_matmul.block(P, contracted, columns, 128, 2)[1] == contracted
+
+
+def test_rows_that_a_policy_keeps_are_not_copied():
+  product = lambda x, w: megablox_matmul.product(x * 2, w, jnp.array([128]), True)
+  kept = jax.checkpoint(product, policy=jax.checkpoint_policies.everything_saveable)
+  x, w = jnp.ones((128, 128)), jnp.ones((1, 128, 128))
+  text = str(jax.make_jaxpr(jax.grad(lambda x: kept(x, w).sum()))(x))
+  assert 'reduce_precision' not in text
+
+
 @pytest.mark.parametrize('shape', [(3, 100, 128), (3, 128, 100)])
 def test_kernels_refuse_what_they_do_not_divide(shape):
   w = jnp.zeros(shape)
