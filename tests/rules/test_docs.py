@@ -26,12 +26,16 @@ PREPARING = re.compile(
   r'python3\.\d+ -m venv \.venv|source \.venv/bin/activate|pre-commit install|'
   r"python -m pip install (-e )?('\.\[[a-z0-9,-]+\]'|\.)"
 )
-# What takes long as it is written: the arguments that come after it.
-_SMALL = ['MAX_STEPS=2', 'NUM_LAYERS=1', 'MODEL_DIMS=64', 'MAX_EVAL_BATCHES=1']
+# What takes long as it is written: the arguments that come after it. Models of one size have the
+# same programs.
+_SMALL = ['MAX_STEPS=2', 'NUM_LAYERS=1', 'MODEL_DIMS=64', 'NUM_HEADS=4', 'MAX_EVAL_BATCHES=1']
 SHORTENED = {
   'paxlite train DemoGPT --folder=logs/teacher MAX_STEPS=60': _SMALL,
   'paxlite train students.Student --folder=logs/student TEACHER=logs/teacher MAX_STEPS=40': _SMALL,
   'paxlite train DemoGPT': _SMALL,
+  'paxlite train answers.Answers --folder=logs/answers TEACHER=logs/teacher MAX_STEPS=2': [
+    'NUM_LAYERS=1'
+  ],
   'paxlite train DemoGPT --folder=runs/demo MAX_STEPS=20 NUM_LAYERS=1 MODEL_DIMS=64 NUM_HEADS=4 '
   'MAX_EVAL_BATCHES=8': ['MAX_STEPS=2', 'MAX_EVAL_BATCHES=1'],
   'paxlite compile HuggingFaceLoRA MODEL=SmolLM135M FROZEN_DTYPE=nf4 MAX_SEQ_LEN=128 '
@@ -46,7 +50,7 @@ SHORTENED = {
     '--set=data.chats=200',
     '--set=pretrain.TRAIN_FILES={data}/facts.txt',
   ],
-  'paxlite train my_experiments.MyGPT --folder=runs/my': ['MAX_STEPS=2', 'MAX_EVAL_BATCHES=1'],
+  'paxlite train my_experiments.MyGPT --folder=runs/my': _SMALL,
   'paxlite train sums.SumsGPT --folder=runs/sums': ['MAX_STEPS=30'],
   'python -m tests.support.fuzz --cases=20': ['--cases=2'],
 }
@@ -147,9 +151,8 @@ def test_commands(page, tmp_path, shown):
     assert words[0] in ('python', 'paxlite'), line
     command = words[1:] if words[0] == 'python' else ['-m', *words]
     command += SHORTENED.get(line, [])
-    environment = (
-      runs.environment(as_users=True) | {'PYTHONPATH': f'{tmp_path}:{runs.ROOT}'} | variables
-    )
+    own = {'PYTHONPATH': f'{tmp_path}:{runs.ROOT}'} | variables
+    environment = runs.environment(as_users=page.name == 'README.md') | own
     result = runs.ended([sys.executable, *command], environment, cwd=tmp_path)
     assert result.returncode == 0, f'{line}\n{result.stdout}\n{result.stderr}'
   written = [p.name for p in tmp_path.iterdir() if not p.is_symlink()]
