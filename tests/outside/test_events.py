@@ -53,7 +53,8 @@ def test_a_listener_hears_all_events_and_ends_the_run(tmp_path):
 def test_rollouts_depend_on_the_parameters():
   e = OnRollouts()
   task = fdl.build(e.build_task())
-  first, second = (meta.unbox(task.init(jax.random.key(seed))).params for seed in (0, 1))
+  init = jax.jit(lambda key: meta.unbox(task.init(key)).params)
+  first, second = (init(jax.random.key(seed)) for seed in (0, 1))
   rows = slice(0, e.batch_size)
   drawn = []
   for params in (first, second, first):

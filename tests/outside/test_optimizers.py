@@ -49,10 +49,10 @@ def test_a_matrix_is_the_same_in_a_repeated_and_in_an_unrolled_stack(cls):
 def after_steps(e):
   """Returns the parameters after two steps from the same initial values, layers stacked."""
   task, data = fdl.build(e.build_task()), fdl.build(e.train_input())
-  state = meta.unbox(task.init(jax.random.key(0)))
+  state = meta.unbox(jax.jit(task.init)(jax.random.key(0)))
   if e.USE_REPEATED_LAYER:
     task_of_layers = fdl.build(e.replaced(USE_REPEATED_LAYER=False).build_task())
-    params = stacked(meta.unbox(task_of_layers.init_params(jax.random.key(0))))
+    params = stacked(meta.unbox(jax.jit(task_of_layers.init_params)(jax.random.key(0))))
     assert jax.tree.structure(params) == jax.tree.structure(state.params)
     with declared(task.boxed_params):
       opt_state = task.optimizer.transformation.init(params)

@@ -50,15 +50,16 @@ def test_logits_loss_and_every_gradient(name):
   params, batch = praxis.tree(reference, 'params'), praxis.batch(reference)
   task = fdl.build(CASES[name].build_task())
 
-  logits = task.model.apply(
-    {'params': params}, batch['ids'], batch['segment_pos'], batch['segment_ids']
-  )
+  arrays = batch['ids'], batch['segment_pos'], batch['segment_ids']
+  logits = jax.jit(task.model.apply)({'params': params}, *arrays)
   np.testing.assert_allclose(logits, reference['logits'], atol=2e-5, rtol=1e-4)
 
-  model = task.model.bind({'params': params})
-  hidden = model.hidden(batch['ids'], batch['segment_pos'], batch['segment_ids'])
-  losses = model.token_losses(hidden, batch['labels'])
-  xent = losses.xent * batch['weights']
+  @jax.jit
+  def losses_of(params):
+    model = task.model.bind({'params': params})
+    return model.token_losses(model.hidden(*arrays), batch['labels']).xent
+
+  xent = losses_of(params) * batch['weights']
   np.testing.assert_allclose(xent, reference['per_token_xent'], atol=2e-5, rtol=1e-4)
 
   # praxis counts each batch of balancing losses as one, paxlite by its tokens that are no padding
@@ -86,7 +87,8 @@ def test_initial_values(name, largest):
   Both sides are random. Standard deviations differ by less than 5 standard errors, and no value is
   more than `largest` standard deviations away from 0.
   """
-  params = flat(meta.unbox(fdl.build(CASES[name].build_task()).init_params(jax.random.key(0))))
+  init = jax.jit(fdl.build(CASES[name].build_task()).init_params)
+  params = flat(meta.unbox(init(jax.random.key(0))))
   stats = praxis.init_stats(name)
   tied = 'lm/embedding_lookup/emb_var' not in stats
   assert len(stats) == len(params)

@@ -78,7 +78,7 @@ def test_the_layer_computes_what_a_block_does(name):
   """Compares the output and all gradients; parameters are converted."""
   e = MODELS[name]
   ours, theirs, (x, *rest) = blocks(e)
-  params = noisy(meta.unbox(ours.init(jax.random.key(0), x, *rest))['params'])
+  params = noisy(meta.unbox(jax.jit(ours.init)(jax.random.key(0), x, *rest))['params'])
   there = lambda p: {'te': unflat(dict(to_te(jax.tree.map(np.asarray, flat(p)), block_rules(e))))}
   made = jax.eval_shape(lambda: meta.unbox(theirs.init(jax.random.key(0), x, *rest)))
   shapes = lambda tree: {k: (x.shape, x.dtype) for k, x in flat(tree).items()}

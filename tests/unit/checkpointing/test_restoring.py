@@ -301,7 +301,7 @@ def test_lora_is_a_sum_of_weights(target, shape, base, tmp_path):
   from flax import traverse_util
   from flax.linen import meta
 
-  params = meta.unbox(model.init(jax.random.key(0), np.zeros((1, 1), np.int32)))['params']
+  params = meta.unbox(jax.jit(model.init)(jax.random.key(0), np.zeros((1, 1), np.int32)))['params']
   rng = np.random.default_rng(0)
   noisy = jax.tree.map(lambda x: np.asarray(x) + 0.1 * rng.normal(size=x.shape), params)
   variables = {

@@ -1,6 +1,7 @@
 """Backends: which one is chosen, and XLA's FP8 in training, on disk and lowered for CUDA."""
 
 import collections
+import functools
 import json
 import re
 
@@ -34,9 +35,15 @@ class Step:
   def __init__(self, e):
     e.validate()
     self.task = fdl.build(e.build_task())
-    self.state = jax.jit(lambda key: meta.unbox(self.task.init(key)))(jax.random.key(0))
     self.batch = {k: jnp.asarray(v) for k, v in batch_of(e).items()}
     self.jitted = jax.jit(lambda state, batch: train_step(self.task, 0, state, batch))
+
+  def _init(self, key):
+    return meta.unbox(self.task.init(key))
+
+  @functools.cached_property
+  def state(self):
+    return jax.jit(self._init)(jax.random.key(0))
 
   def train(self, steps):
     """Returns the losses of steps on one batch; `state` is that of the last step."""
@@ -48,7 +55,8 @@ class Step:
 
   def dots(self):
     """Counts matrix multiplications in the lowered CUDA step by dtypes, the larger name first."""
-    lowered = self.jitted.trace(self.state, self.batch).lower(lowering_platforms=('cuda',))
+    state = jax.eval_shape(self._init, jax.random.key(0))
+    lowered = self.jitted.trace(state, self.batch).lower(lowering_platforms=('cuda',))
     of_tensor = r'tensor<[\dx]*x([a-z]\w*)>'
     dots = rf'stablehlo\.dot_general .*: \({of_tensor}, {of_tensor}\)'
     pairs = re.findall(dots, lowered.as_text())

@@ -38,7 +38,7 @@ def made(layer):
     lambda p: p + 0.3 * jax.random.normal(jax.random.key(p.size), p.shape),
     jax.tree.map(
       lambda p: p.unbox(),
-      layer.init(jax.random.key(0), x, at)['params'],
+      jax.jit(layer.init)(jax.random.key(0), x, at)['params'],
       is_leaf=lambda p: hasattr(p, 'unbox'),
     ),
   )
@@ -136,5 +136,6 @@ def test_texts_of_a_packed_row_do_not_see_each_other(name):
   segments = jnp.where(at < cut, 1, 2)
   with jax.default_matmul_precision('highest'):
     packed = jax.jit(layer.apply)({'params': params}, x, at, segments)
-    alone = [layer.apply({'params': params}, part, at) for part in (x[:, :cut], x[:, cut:])]
+    of = jax.jit(layer.apply)
+    alone = [of({'params': params}, part, at) for part in (x[:, :cut], x[:, cut:])]
   np.testing.assert_allclose(packed, jnp.concatenate(alone, 1), atol=2e-5)

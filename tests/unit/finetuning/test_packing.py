@@ -46,12 +46,19 @@ def task_of(cls, **values):
   return fdl.build(cls(**values).build_task())
 
 
+@functools.cache
+def params_of(cls, **values):
+  """Returns parameters that are not the reference's."""
+  params = meta.unbox(jax.jit(task_of(cls, **values).init)(jax.random.key(0))).params
+  move = lambda x: x + 0.1 * np.sin(np.arange(x.size, dtype=np.float32)).reshape(x.shape)
+  moved = jax.tree.map(lambda x: jnp.asarray(move(np.asarray(x))), params)
+  return moved | {k: v for k, v in params.items() if k == 'reference'}
+
+
 def grads(cls, batch, **values):
-  """Returns the gradients and metrics of a step from parameters that are not the reference's."""
+  """Returns the gradients and metrics of a step; rows that are packed change no parameter."""
   task = task_of(cls, **values)
-  params = meta.unbox(jax.jit(task.init)(jax.random.key(0))).params
-  moved = jax.tree.map(lambda x: x + 0.1 * jnp.sin(jnp.arange(x.size)).reshape(x.shape), params)
-  params = moved | {k: v for k, v in params.items() if k == 'reference'}
+  params = params_of(cls, **{k: v for k, v in values.items() if k != 'PACKED_INPUT'})
   found, _, metrics = jax.jit(lambda p, b: task.grads(p, b, None))(params, batch)
   return found, {name: float(m.value) for name, m in metrics.items()}
 

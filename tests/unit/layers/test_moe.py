@@ -78,7 +78,8 @@ def test_layer_is_praxis(monkeypatch):
   }
   x, paddings = reference['in/x'], reference['in/paddings']
   normed = RmsNorm().apply({'params': {'scale': reference['params/layer_norm/scale']}}, x)
-  y, sown = layer.apply({'params': params}, normed, paddings, mutable=SOWN)
+  apply = jax.jit(lambda *given: layer.apply({'params': params}, *given, mutable=SOWN))
+  y, sown = apply(normed, paddings)
   np.testing.assert_allclose(x + y, reference['out/y'], atol=2e-6)
   aux = reference['aux/aux_moe_load_balance_loss/value']
   np.testing.assert_allclose(sown['losses']['load_balance'][0], aux, atol=1e-7)
@@ -178,7 +179,7 @@ def test_dropless_equals_experts_with_slots_for_all(top_k):
 def test_a_token_without_a_slot_gets_nothing():
   (layer, _), params, x, _ = layers(capacity_factor=0.1)  # 4 slots for 16 tokens × 2 / 4 experts
   params['router']['gate'] = jnp.zeros((16, 4)).at[:, 0].set(0)
-  y, sown = layer.apply({'params': params}, x, mutable=SOWN)
+  y, sown = jax.jit(lambda p: layer.apply({'params': p}, x, mutable=SOWN))(params)
   summaries = {k: float(v[0]) for k, v in sown['summaries'].items()}
   # Without a preference, all tokens choose experts 0 and 1. The first 4 of a group get a slot.
   assert summaries['dispatch_0'] == 0.75
@@ -251,7 +252,7 @@ BY_ROW = SMALL | dict(NUM_MOE_GROUPS=4, EXPERT_CAPACITY_FACTOR=0.5, PERCORE_BATC
 def metrics_of(batch, **changes):
   experiment = GLaM126M64E(**BY_ROW | changes)
   task = fdl.build(experiment.build_task())
-  params = meta.unbox(task.init_params(jax.random.key(0)))
+  params = meta.unbox(jax.jit(task.init_params)(jax.random.key(0)))
   _, _, metrics = jax.jit(lambda p: task.grads(p, batch, None))(params)
   return {k: float(m.value) for k, m in metrics.items()}
 
@@ -396,13 +397,13 @@ def test_the_bias_follows_the_number_of_tokens_that_chose_an_expert():
   router = GroupRouter(num_experts=6, top_k=2, num_groups=3, top_groups=2)
   x_JMD = jax.random.normal(jax.random.key(0), (2, 7, 8))
   is_token_JM = jnp.ones((2, 7), bool).at[1, 3:].set(False)
-  params = meta.unbox(router.init(jax.random.key(1), x_JMD, is_token_JM))['params']
+  params = meta.unbox(jax.jit(router.init)(jax.random.key(1), x_JMD, is_token_JM))['params']
 
   def output(params):
     routing = router.apply({'params': params}, x_JMD, is_token_JM)
     return routing.weights_JMX.sum(), routing.experts_JMX
 
-  grads, experts_JMX = jax.grad(output, has_aux=True)(params)
+  grads, experts_JMX = jax.jit(jax.grad(output, has_aux=True))(params)
   load = np.bincount(np.asarray(experts_JMX)[np.asarray(is_token_JM)].ravel(), minlength=6)
   assert load.sum() == 2 * (7 + 3)
   np.testing.assert_array_equal(grads[LOAD_BIAS], load)

@@ -75,7 +75,7 @@ def test_devices_add_up_gradients_of_the_weight_alone(platform, monkeypatch):
     query_scale=0.5, sink_logit=0.0, relative_bias_tpl=lambda name: RelativeBias(N, name=name)
   )
   qkv = jax.random.normal(jax.random.key(0), (3, B, T, N, 4))
-  variables = meta.unbox(attention.init(jax.random.key(1), *qkv))
+  variables = meta.unbox(jax.jit(attention.init)(jax.random.key(1), *qkv))
 
   def value(variables, qkv):
     return jnp.sin(attention.apply(variables, *qkv)).sum()

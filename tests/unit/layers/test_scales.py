@@ -46,13 +46,13 @@ def test_a_parallel_block_adds_both_layers_of_the_same_activations(has_two_norms
   )  # fmt: skip
   x = jax.random.normal(jax.random.key(0), (2, 5, 8))
   positions = jnp.arange(5)[None]
-  params = block.init(jax.random.key(1), x, positions, None)['params']
+  params = jax.jit(block.init)(jax.random.key(1), x, positions, None)['params']
   noise = lambda w: w + 0.3 * jax.random.normal(jax.random.key(w.size), w.shape)
   params = jax.tree.map(noise, params)
   assert ('ff_layer_norm' in params) == has_two_norms
-  of = lambda module, name, *args: module.apply({'params': params[name]}, *args)
+  of = lambda module, name, *args: jax.jit(module.apply)({'params': params[name]}, *args)
   h = of(RmsNorm(), 'layer_norm', x)
   before_ffn = of(RmsNorm(), 'ff_layer_norm', x) if has_two_norms else h
   expected = x + of(attention(), 'self_attention', h, positions) + of(ffn(), 'ff_layer', before_ffn)
-  y = block.apply({'params': params}, x, positions, None)
+  y = jax.jit(block.apply)({'params': params}, x, positions, None)
   np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)

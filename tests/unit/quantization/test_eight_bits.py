@@ -125,7 +125,7 @@ def test_variables_that_are_not_trained_have_no_moments(name):
     WEIGHT_DECAY=0.0,
   )  # fmt: skip
   task = fdl.build(e.build_task())
-  state = meta.unbox(task.init(jax.random.key(0)))
+  state = meta.unbox(jax.jit(task.init)(jax.random.key(0)))
   trainable, _ = task.optimizer.split(state.params)
   step = lambda state: task.optimizer.update(trainable, jnp.ones(()), True, state, trainable)[1]
   with declared(task.boxed_params):
