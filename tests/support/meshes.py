@@ -41,10 +41,7 @@ MODELS: dict[str, Any] = {
   'glam': (GLaM126M64E, GLAM),
   # This loss is a mean over targets plus a large auxiliary term.
   'moe': (MixtureOfExperts, GLAM | dict(AUX_LOSS_COEF=1.0)),
-  'dropless': (
-    GLaM126M64E,
-    GLAM | dict(USE_DROPLESS_MOE=True, USE_GATED_EXPERTS=True, HIDDEN_DIMS=32),
-  ),
+  'dropless': (GLaM126M64E, GLAM | dict(USE_DROPLESS_MOE=True)),
   # data does not divide the number of experts
   'dropless_6': (GLaM126M64E, GLAM | dict(USE_DROPLESS_MOE=True, NUM_EXPERTS=6)),
 }

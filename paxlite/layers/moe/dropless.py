@@ -110,8 +110,7 @@ def _gathering(
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
   """Returns `body` for weights that are split over a mesh axis.
 
-  Whole weights are not kept for the backward pass, which gathers them again. Input weights become
-  one before they are gathered: rows are read once for all of them, and have one gradient.
+  Whole weights are not kept for the backward pass, which gathers them again.
 
   Args:
     body: A function of whole weights.
@@ -120,12 +119,9 @@ def _gathering(
     lines: The lines of the torus along the axis; see scattered_gradient.gathered.
   """
 
-  one = lambda parts: (jnp.concatenate(parts, axis=-1),) if parts else ()
-
   def of_parts(
     x_JMD: jax.Array, experts_JMX: jax.Array, weights_JMX: jax.Array, weights: Weights
   ) -> tuple[jax.Array, jax.Array]:
-    weights = weights._replace(w_in_EDF=one(weights.w_in_EDF), b_in_EF=one(weights.b_in_EF))
     whole = lambda part, dim: part if dim is None else gathered(part, axis, dim, lines)
     fields = (
       jax.tree.map(functools.partial(whole, dim=dim), field)
@@ -254,17 +250,15 @@ def _product(
   # tells paxlite.aot how many of the rows are multiplied if the devices have equal loads
   scope = functools.partial(jax.named_scope, f'rows_{num_choices}_of_{x_PD.shape[0]}')
   product = lambda x, w: grouped_matmul(x, w, sizes_E, num_choices)
-  F = weights.w_out_EFD.shape[1]
-  each = lambda h: jnp.split(h, h.shape[1] // F, axis=1)  # input weights may be one array
   with scope():
-    hidden = [h_PF for w in weights.w_in_EDF for h_PF in each(product(x_PD, w))]
+    hidden = [product(x_PD, w_EDF) for w_EDF in weights.w_in_EDF]
   if not weights.b_in_EF:
     hidden_PF = _scaled(activation(*hidden), scale_P1)
     with scope():
       return product(hidden_PF, weights.w_out_EFD)
   stop_E = jnp.cumsum(sizes_E)
   expert_P = jnp.searchsorted(stop_E, jnp.arange(len(x_PD)), side='right', method='compare_all')
-  biases = [b_PF for b in weights.b_in_EF for b_PF in each(b.at[expert_P].get(mode='clip'))]
+  biases = [b_EF.at[expert_P].get(mode='clip') for b_EF in weights.b_in_EF]
   hidden_PF = activation(*(h + b for h, b in zip(hidden, biases, strict=True)))
   hidden_PF = _scaled(hidden_PF, scale_P1)
   with scope():
