@@ -53,7 +53,9 @@ def pytest_configure(config):
   os.environ[_CACHE] = config.caches
   # another session may have the folder, and the home folder may be read-only or missing
   with contextlib.suppress(OSError, RuntimeError):
-    config.kept_programs = kept_programs.KeptPrograms(kept_programs.default_root())
+    root = kept_programs.default_root()
+    os.environ.setdefault('PIP_CACHE_DIR', str(root.parents[1] / 'pip'))  # that of the user
+    config.kept_programs = kept_programs.KeptPrograms(root)
     os.environ[_CACHE] = str(config.kept_programs.folder)
   os.environ['XDG_CACHE_HOME'] = config.caches
   _compile_fast(config.option.markexpr)

@@ -16,8 +16,8 @@ ANSWERS = {  # output of generate, by checkpoint
   'logs/lora': 'Paris!\n',
   'logs/qlora': 'Paris!\n',
 }
-# which take minutes
-LONG = re.compile('lora|adapter|to=gguf|smollm_gguf|capitals|grown')
+# which take minutes, or are as one of docs/start.md
+LONG = re.compile('lora|adapter|to=gguf|smollm_gguf|capitals|grown|short')
 OTHER_PAGES = (
   'docs/preferences.md', 'docs/reinforcement_learning.md', 'docs/evaluation.md',
   'docs/tutorials/own_chats.md', 'benchmarks/README.md',

@@ -51,8 +51,9 @@ MUST_OF = {
 # Cases of one model are compared with the same results of one device. A mesh with one axis is left
 # out where the same model is on one with that axis and another.
 CASES = [
-  ['gpt/fsdp', 'gpt/tp4', 'gpt/dcn', 'gpt/dcn_data', 'gpt/sequence', 'gpt/context',
-   'gpt/fractional', 'gpt/pipeline_tp', 'gpt/pipeline_sequence', 'gpt/torus'],
+  ['gpt/fsdp', 'gpt/tp4', 'gpt/dcn', 'gpt/sequence', 'gpt/context', 'gpt/fractional',
+   'gpt/pipeline_tp', 'gpt/torus'],
+  ['gpt/dcn_data', 'gpt/pipeline_sequence'],
   ['llama/fsdp', 'llama/dp_fsdp_tp', 'llama/sequence', 'llama/context_tp', 'llama/pipeline',
    'llama/torus_dp', 'llama/torus_chunks'],
   ['glam/dp', 'glam/fsdp', 'glam/expert_tp', 'glam/expert_fsdp', 'glam/context',

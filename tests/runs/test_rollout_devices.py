@@ -45,8 +45,9 @@ OLDER = [
 ]
 
 
+@pytest.mark.cases(fast=0, slow=2)
 @pytest.mark.slow
-@pytest.mark.parametrize('values', [{}, *OLDER])
+@pytest.mark.parametrize('values', [{}, OLDER[1], OLDER[0]])
 def test_a_device_of_its_own_changes_no_bit(files, tmp_path, values):
   """Where as many devices generate as train, by programs of one mesh."""
   given = [*flags(files), *set_to(**values)]
@@ -90,8 +91,9 @@ def _killed_flags(files):
   return [*flags(files), *set_to(**values, **more)]
 
 
+@pytest.mark.cases(fast=0, slow=3)
 @pytest.mark.slow
-@pytest.mark.parametrize('phase', ['generation:2', 'generation:6', 'training:5', 'between:4'])
+@pytest.mark.parametrize('phase', ['generation:6', 'training:5', 'between:4', 'generation:2'])
 def test_a_run_killed_in_a_phase_goes_on_bit_for_bit(files, tmp_path, whole, phase):
   given = _killed_flags(files)
   killed = runs.run(
