@@ -26,12 +26,15 @@ def refusal(case: Case) -> str | None:
 
 
 def decoded(case: Case) -> Case:
-  """Returns the case with arrays in the place of 8 bits, unless few queries read these."""
+  """Returns the case with arrays in the place of 8 bits, unless few queries read these.
+
+  Queries in float16 do not: scales times weights of values would be below its smallest numbers.
+  """
   if not (isinstance(case.k, EncodedVectors) and isinstance(case.v, EncodedVectors)):
     return case
-  if refusal(case) is None and case.shards('length') == 1:
-    return case
   dtype = case.q.dtype
+  if refusal(case) is None and case.shards('length') == 1 and dtype != jnp.float16:
+    return case
   return dataclasses.replace(case, k=case.k.decoded(dtype), v=case.v.decoded(dtype))
 
 

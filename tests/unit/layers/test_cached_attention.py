@@ -102,6 +102,17 @@ def test_attention_with_keys_of_8_bits(given, dtype):
   assert isinstance(cached_attention.decoded(whole).k, jax.Array)
 
 
+@pytest.mark.parametrize('dtype', cache_encoding.DTYPES)
+def test_small_values_of_many_keys_in_float16(dtype):
+  """A scale times a weight of 1 / 4096 is less than the smallest number of float16."""
+  k, v = (jnp.full((1, 4096, 1, 2), x, jnp.float16) for x in (0, 0.01))
+  with cache_encoding.activate(dtype):
+    k, v = (cache_encoding.encoded(x) for x in (k, v))
+  q, last = jnp.zeros((1, 1, 1, 2), jnp.float16), AttentionMask(jnp.array([4095]))
+  asked = cached_attention.decoded(Case(q, k, v, Softmax(query_scale=1.0), last))
+  np.testing.assert_allclose(XlaCachedKernel().attend(asked), 0.01, rtol=1e-2)
+
+
 @pytest.mark.parametrize('key', [INDEX, INDEX - 1])
 def test_a_nan_among_the_visible_keys_reaches_the_context(key):
   asked = case()
