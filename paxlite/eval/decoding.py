@@ -145,6 +145,7 @@ def decode_file(inference: Inference, prompts: Sequence[PromptLine], output: pat
   from rich.progress import track
 
   e = inference.experiment
+  engine = inference.engine()
   _check_settings(output, inference, prompts)
   partial = output.with_name(f'{output.name}.partial')
   if output.exists():
@@ -152,7 +153,6 @@ def decode_file(inference: Inference, prompts: Sequence[PromptLine], output: pat
   done = _finished(partial)
   todo = sorted(set(range(len(prompts))) - done.keys(), key=lambda i: len(prompts[i].ids))
   ends = {chat: inference.ends(chat) for chat in {prompts[i].is_chat for i in todo}}
-  engine = inference.engine()
   asked = [
     Request(
       prompts[i].ids, min(e.MAX_DECODE_STEPS, inference.max_length - len(prompts[i].ids)),

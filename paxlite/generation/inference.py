@@ -59,15 +59,21 @@ class TextModel:
       most_rows: The most answers that are generated at a time; None: as the experiment says.
       steady: See Engine.
       drafts: See Engine.
+
+    Raises:
+      UserError: If KV_CACHE_DTYPE does not support the model.
     """
     e = self.experiment
-    return Engine(
+    engine = Engine(
       self.model, self.params, self.max_length,
       self.settings.sampling if sampling is None else sampling, ends=self.ends(chat),
       is_token=self.tokenizer.is_token, tokenizer=self.tokenizer, mesh=self.mesh, rules=e.rules,
       most_rows=e.DECODE_BATCH_SIZE if most_rows is None else most_rows, steady=steady,
       drafts=drafts, kv_cache_dtype=e.KV_CACHE_DTYPE,
     )  # fmt: skip
+    if self.params is not None and e.KV_CACHE_DTYPE is not None:
+      engine.cache_bytes(1, 1)  # refuses a model before anything is written
+    return engine
 
   def ends(self, chat: bool) -> list[int]:
     """Returns the tokens that end an answer: in a chat, also that which its template puts there."""

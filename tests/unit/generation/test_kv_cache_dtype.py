@@ -13,10 +13,14 @@ from flax.linen import meta
 
 from paxlite.config.attributes import parse
 from paxlite.core.errors import UserError
+from paxlite.data import packaged
+from paxlite.data.tokenizer import open_tokenizer
+from paxlite.eval.decoding import decode_file
 from paxlite.experiments.deepseek import DeepSeekV3
 from paxlite.experiments.lfm import LFM2
 from paxlite.experiments.llama import LLaMA
 from paxlite.generation.engine import Engine
+from paxlite.generation.inference import TextModel
 from paxlite.generation.request import Request
 from paxlite.layers.attention import attention, cache_encoding
 from tests.support import runs
@@ -134,13 +138,15 @@ def test_bytes_of_a_cache():
     (LFM2, dict(ATTENTION_PATTERN=['short_convolution'], NUM_KV_HEADS=1), 'no keys'),
   ],
 )  # fmt: skip
-def test_what_is_not_encoded_is_refused(cls, values, has):
-  e = cls(**test_engine.SMALL | dict(NUM_LAYERS=1, HIDDEN_DIMS=48) | values)
+def test_what_is_not_encoded_is_refused(cls, values, has, tmp_path):
+  """Before anything is written."""
+  e = cls(KV_CACHE_DTYPE=INT8, **test_engine.SMALL | dict(NUM_LAYERS=1, HIDDEN_DIMS=48) | values)
   model = fdl.build(e.build_task()).model
   params = meta.unbox(jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32)))
-  engine = Engine(model, params['params'], 64, kv_cache_dtype=INT8)
+  text_model = TextModel(e, model, params['params'], None, open_tokenizer(packaged.VOCAB), 64)
   with pytest.raises(UserError, match=rf'KV_CACHE_DTYPE=int8 .* has {has}: leave [^\n]*$'):
-    engine.cache_bytes(1, 128)
+    decode_file(text_model, [], tmp_path / 'answers.jsonl')
+  assert not [*tmp_path.iterdir()]
 
 
 def test_other_dtypes_are_refused():
