@@ -113,6 +113,20 @@ def test_small_values_of_many_keys_in_float16(dtype):
   np.testing.assert_allclose(XlaCachedKernel().attend(asked), 0.01, rtol=1e-2)
 
 
+def test_a_large_channel_of_keys_costs_int_8_more_than_float_8():
+  """As a bias of Qwen2.5: the numbers of a vector have steps of the same size only in int8."""
+  asked = dataclasses.replace(case(), visible=AttentionMask(INDEX))
+  asked = dataclasses.replace(asked, k=asked.k.at[..., 1].add(100.0))
+  plain, moved = XlaCachedKernel().attend(asked), []
+  for dtype in cache_encoding.DTYPES:
+    with cache_encoding.activate(dtype):
+      k = cache_encoding.encoded(asked.k)
+    k = k.decoded(jnp.float32)
+    found = XlaCachedKernel().attend(dataclasses.replace(asked, k=k))
+    moved.append(np.linalg.norm(found - plain))
+  assert moved[0] > 2 * moved[1]
+
+
 @pytest.mark.parametrize('key', [INDEX, INDEX - 1])
 def test_a_nan_among_the_visible_keys_reaches_the_context(key):
   asked = case()
