@@ -262,7 +262,7 @@ def is_decoding(module: nn.Module) -> bool:
   return module.is_mutable_collection('cache') and not module.is_initializing()
 
 
-def append_to_cache(module: nn.Module, **new: Stored) -> tuple[list[Stored], jax.Array | int]:
+def append_to_cache[X: Stored](module: nn.Module, **new: X) -> tuple[list[X], jax.Array | int]:
   """Appends to the cache of a layer of attention, which calls it once.
 
   The cache has the tokens in the dimension before the last one, [B, K, S, H]: the products of one
@@ -300,9 +300,9 @@ def append_to_cache(module: nn.Module, **new: Stored) -> tuple[list[Stored], jax
     cached.value = jax.lax.optimization_barrier(whole)
     return jnp.moveaxis(cached.value, axis, 1)
 
-  def appended(name: str, new: Stored) -> Stored:
+  def appended(name: str, new: X) -> X:
     parts = [append(*part) for part in arrays_of(name, new).items()]
-    stored: Stored = jax.tree.unflatten(jax.tree.structure(new), parts)
+    stored: X = jax.tree.unflatten(jax.tree.structure(new), parts)
     return stored
 
   return [appended(name, x) for name, x in new.items()], start_B
