@@ -154,6 +154,8 @@ class QkClip(LanguageModel, subject='Optimization'):
   )
 
   def validate(self) -> None:
+    if self.QK_CLIP and self.USE_TE == 'layer':  # the checks of that do not name QK_CLIP
+      raise UserError(f"QK_CLIP={self.QK_CLIP:g} needs paxlite's own attention, not USE_TE=layer")
     super().validate()
     if not self.QK_CLIP:
       return
@@ -169,7 +171,6 @@ class QkClip(LanguageModel, subject='Optimization'):
       'a mesh without the axes stage and context': bool(
         {'stage', 'context'} & {k for k, n in self.mesh_sizes.items() if n > 1}
       ),
-      "paxlite's own attention, without USE_TE=layer": self.backend.name == 'te_layer',
     }
     if needs := [what for what, is_missing in reasons.items() if is_missing]:
       raise UserError(f'QK_CLIP={self.QK_CLIP:g} needs {needs[0]}')

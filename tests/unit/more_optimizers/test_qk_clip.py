@@ -156,6 +156,7 @@ def test_a_step_shrinks_heads_whose_largest_logit_is_above_the_threshold(case):
     ('repeated', dict(
       MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[2, 1, 1, 1],
       DCN_MESH_SHAPE=[1] * 4, NUM_MICROBATCHES=2), 'a mesh without the axes stage and context'),
+    ('repeated', dict(USE_TE='layer'), "needs paxlite's own attention, not USE_TE=layer"),
   ],
 )  # fmt: skip
 def test_what_it_does_not_clip_is_refused(case, values, message):
