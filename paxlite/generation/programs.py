@@ -385,8 +385,8 @@ def layout_of(
   layout = CacheLayout(variables, mesh, rules, dtype)
   if dtype is not None and (found := layout.not_encoded):
     raise UserError(
-      f'KV_CACHE_DTYPE={dtype} stores the keys and values of heads in 8 bits, but this model caches '
-      f'{found}: leave KV_CACHE_DTYPE out'
+      f'KV_CACHE_DTYPE={dtype} stores the keys and values of heads in 8 bits, but this model '
+      f'caches {found}: leave KV_CACHE_DTYPE out'
     )
   return layout
 
