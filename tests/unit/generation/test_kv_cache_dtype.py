@@ -144,7 +144,7 @@ def test_what_is_not_encoded_is_refused(cls, values, has, tmp_path):
   model = fdl.build(e.build_task()).model
   params = meta.unbox(jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32)))
   text_model = TextModel(e, model, params['params'], None, open_tokenizer(packaged.VOCAB), 64)
-  with pytest.raises(UserError, match=rf'KV_CACHE_DTYPE=int8 .* has {has}: leave [^\n]*$'):
+  with pytest.raises(UserError, match=rf'KV_CACHE_DTYPE=int8 .* caches {has}: leave [^\n]*$'):
     decode_file(text_model, [], tmp_path / 'answers.jsonl')
   assert not [*tmp_path.iterdir()]
 
