@@ -43,6 +43,8 @@ def main() -> None:
   plain = logits(None)
   for dtype in (None, *cache_encoding.DTYPES):
     x = logits(dtype)
+    if dtype is not None and np.array_equal(x, plain):
+      raise SystemExit('the cache of this model has no keys and values of heads to encode')
     log_probs = jax.nn.log_softmax(jnp.asarray(x[:-1]))
     print(json.dumps({
       'dtype': dtype, 'tokens': ids.size, 'of_root_mean_square': rms(x - plain) / rms(plain),
