@@ -8,6 +8,7 @@ LORA_VARIABLES = r'.*/lora_[ab]'  # a regular expression that matches the variab
 DORA_VARIABLES = r'.*/lora_[abm]'  # the same of DoRA, and of both
 TOKEN_ROWS = r'(embedding|softmax)/lora_rows'  # the same of LORA_TOKENS
 INDEX = 'index'  # in a cache: the number of tokens that each row has
+PAGES = 'pages'  # in a cache: the pages of each row, if its rows share them
 COUNT = 'count'  # in a cache: how many tokens of each row of a call count
 SCALE = '_scale'  # the end of the names of arrays of a cache that scale others
 STATE = '_state'  # the end of the names of arrays of a cache that have no slots for tokens

@@ -1,5 +1,6 @@
 """The KV cache on the devices, which grows with the requests."""
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -88,6 +89,28 @@ class KVCachePool:
     """The number of slots of each row."""
     return self._slots
 
+  def admit(self, queue: collections.deque[Job], most: int, may_shrink: bool) -> None:
+    """Gives rows to the first jobs of a queue.
+
+    Args:
+      queue: The jobs that wait.
+      most: So many of them may get rows.
+      may_shrink: See `fit`.
+    """
+    waiting = [*queue][:most]
+    self.fit(waiting, may_shrink)
+    self._scheduler.admit(queue, len(waiting))
+
+  def prepare(self, jobs: Sequence[Job]) -> None:
+    """Is called before each program, with the jobs whose rows get tokens."""
+
+  def with_room(self, jobs: Sequence[Job], new: int) -> tuple[list[Job], list[Job]]:
+    """Returns the jobs that have room for `new` tokens more, and those that have lost their rows.
+
+    The others wait until there is room.
+    """
+    return [*jobs], []
+
   def fit(self, waiting: Sequence[Job], may_shrink: bool) -> None:
     """Resizes the pool for the jobs that have rows and for these.
 
@@ -156,17 +179,25 @@ class KVCachePool:
       order, state = self._scheduler.order(rows), self.state
       if tables != self.tables:
         state = state._replace(rows=self._with_tables(state.rows))
-      self.state = self._programs.resize(state, np.array(order, np.int32), slots)
+      self.state = self._resized(state, order, slots)
       self._scheduler.move(order, slots)
     self._slots, self.tables = slots, tables
 
+  def _resized(self, state: State, order: Sequence[int], slots: int) -> State:
+    """Returns these rows of a state, with `slots` slots each."""
+    return self._programs.resize(state, np.array(order, np.int32), slots)
+
   def _empty(self, rows: int, slots: int, tables: bool) -> State:
-    layout = self._programs.layout
-    everywhere = layout.everywhere
-    place: Callable[[np.ndarray], jax.Array] = jnp.asarray
-    if everywhere is not None:  # device_put would compare the processes on all their devices
-      place = lambda x: jax.make_array_from_callback(x.shape, everywhere, x.__getitem__)
-    return State(layout.empty(rows, slots), jax.tree.map(place, self._no_rows(rows, tables)))
+    cache = self._programs.layout.empty(rows, slots)
+    return State(cache, jax.tree.map(self._placed, self._no_rows(rows, tables)))
+
+  def _placed(self, x: np.ndarray) -> jax.Array:
+    """Returns an array of which each device has a copy."""
+    everywhere = self._programs.layout.everywhere
+    if everywhere is None:
+      return jnp.asarray(x)
+    # device_put would compare the processes on all their devices
+    return jax.make_array_from_callback(x.shape, everywhere, x.__getitem__)
 
   def _no_rows(self, rows: int, tables: bool) -> DecodeRows:
     nothing = options.choices([None] * rows, tables, self._vocab_size)

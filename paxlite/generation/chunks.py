@@ -37,8 +37,10 @@ def chunk_of(
   requests = [*(job.request for job in jobs), *[None] * beyond]
   return Chunk(
     ids=ids, count=padded([len(part.ids) for part in parts], 1),
-    source=padded([job.source for job in jobs], 0), target=padded([job.row for job in jobs], rows),
+    source=padded([job.source for job in jobs], rows),
+    target=padded([job.row for job in jobs], rows),
     start=padded([job.num_read for job in jobs], 0), places=places, next=following,
-    num_places=np.int32(most) if most else None, follow=padded([part.follow for part in parts], -1),
+    num_places=np.int32(most) if most else None,
+    follow=padded([part.follow for part in parts], -1),
     options=options.choices(requests, allowed is not None, vocab_size), allowed=allowed,
   )  # fmt: skip

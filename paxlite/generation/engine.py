@@ -19,12 +19,14 @@ from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.generation import options
+from paxlite.generation.cache import Pages
 from paxlite.generation.cache_pool import KVCachePool, Sizes, steady_sizes
 from paxlite.generation.chunks import chunk_of
 from paxlite.generation.engine_limits import EngineLimits
 from paxlite.generation.job import Job, Phase
 from paxlite.generation.module_drafts import ModuleDrafts
 from paxlite.generation.ngram_drafts import NgramDrafts
+from paxlite.generation.paged_cache import PagedCachePool, PagedScheduler
 from paxlite.generation.programs import DecodeLimits, Programs, layout_of, vocab_size
 from paxlite.generation.request import Completion, Request
 from paxlite.generation.scheduler import Scheduler
@@ -67,8 +69,11 @@ class Engine:
       drafts.
     kv_cache_dtype: What keys and values are stored in: int8 or float8_e4m3fn; None: the model's
       own dtype.
+    pages: The cache has so many pages, which all rows share, and answers wait for room; not with
+      slots, rows that the mesh splits, or several processes. None: each row has slots of its own.
 
   Attributes:
+    max_length: The same, or as many tokens as the pages have.
     num_steps: How many times the model was computed for new tokens, beside those of prompts.
     num_tokens: How many tokens were chosen, with those that ended an answer.
   """
@@ -90,19 +95,27 @@ class Engine:
     drafts: bool = False,
     tracks_experts: bool = False,
     kv_cache_dtype: str | None = None,
+    pages: Pages | None = None,
   ):
     assert not (drafts and tracks_experts)
+    assert not (slots and pages)
     if kv_cache_dtype not in (None, *cache_encoding.DTYPES):
       known = ' or '.join(cache_encoding.DTYPES)
       raise UserError(f'kv_cache_dtype={kv_cache_dtype!r} is unknown; use {known}')
     self._model, self._params = model, params
-    self.max_length = max_length
+    self.max_length = max_length if pages is None else min(max_length, pages.count * pages.size)
     self.sampling = GREEDY if sampling is None else sampling
     self.ends, self.tokenizer = tuple(ends), tokenizer
     self._is_token, self._tracks_experts = is_token, tracks_experts
-    self._kv_cache_dtype = kv_cache_dtype
+    self._kv_cache_dtype, self._pages = kv_cache_dtype, pages
     self._mesh, self._rules = mesh, rules
     self._shards = 1 if mesh is None else partitioning.num_shards(mesh.shape, rules, 'batch')
+    if pages is not None and (self._shards > 1 or jax.process_count() > 1):
+      raise UserError(
+        f'KV_CACHE_TOKENS needs one process, and devices that all have all rows; this run has '
+        f'{jax.process_count()}, and its mesh splits rows over {self._shards}: give the devices to '
+        'the axis mdl'
+      )
     self.most_rows = self._whole(most_rows)
     self._fixed_slots, self._steady, self._drafts = slots, steady, drafts
     self._programs: Programs | None = None
@@ -110,7 +123,8 @@ class Engine:
     self._was_idle = True
     # numbers may depend on the call; a module has read the token after each one
     self._has_module = drafts and bool(model.prediction_tpls)
-    self._scheduler = Scheduler(slots is None, looks_ahead=int(self._has_module))
+    share = slots is None, int(self._has_module)
+    self._scheduler = Scheduler(*share) if pages is None else PagedScheduler(pages, *share)
     self.num_steps = self.num_tokens = 0
     self._queue: collections.deque[Job] = collections.deque()
     self._any_token: dict[int, jax.Array] = {}  # by the number of rows
@@ -282,9 +296,8 @@ class Engine:
       Whether there is more to do.
     """
     if self._queue:
-      waiting = [*self._queue][: self.most_rows - len(self._scheduler.busy)]
-      self._pool.fit(waiting, may_shrink=self._was_idle)
-      self._scheduler.admit(self._queue, len(waiting))
+      room = self.most_rows - len(self._scheduler.busy)
+      self._pool.admit(self._queue, room, may_shrink=self._was_idle)
     reading = [job for job in self._scheduler.busy if job.phase is Phase.READING]
     reading.sort(key=lambda job: job.number)  # so that none waits for ever
     if reading:
@@ -298,7 +311,10 @@ class Engine:
         self._pool.fit([], may_shrink=False)
       if not self._queue and not reading and self._platform == 'cpu':
         self._pool.shrink()
-      self._write(writing, min(most, MOST_STEPS))
+      writing, paused = self._pool.with_room(writing, new)
+      self._queue.extendleft(reversed(paused))
+      if writing:
+        self._write(writing, min(most, MOST_STEPS))
     self._was_idle = not self._queue and not self._scheduler.busy
     return not self._was_idle
 
@@ -308,8 +324,9 @@ class Engine:
   def _compiled(self) -> Programs:
     if self._programs is None:
       layout = layout_of(
-        self._model, self._params, self._mesh, self._rules, self._has_module, self._kv_cache_dtype
-      )
+        self._model, self._params, self._mesh, self._rules, self._has_module,
+        self._kv_cache_dtype, self._pages,
+      )  # fmt: skip
       if layout.has_states:
         self._scheduler.shares = False
       given = self._model, layout, self._is_token, self._mesh, self._rules
@@ -324,7 +341,8 @@ class Engine:
   @property
   def _pool(self) -> KVCachePool:
     if self._its_pool is None:
-      self._its_pool = KVCachePool(
+      pool = KVCachePool if self._pages is None else PagedCachePool
+      self._its_pool = pool(
         self._compiled, self._scheduler, self._vocab_size, self.most_rows, self._shards,
         self._fixed_slots, self._sizes, self._steady,
       )  # fmt: skip
@@ -335,7 +353,7 @@ class Engine:
     is_cpu = self._platform == 'cpu'
     if not self._steady:
       return Sizes(row_growth=2 if is_cpu else 4)
-    size = lambda slots: self.cache_bytes(self.most_rows, slots)
+    size = lambda slots: self._compiled.layout.bytes_of_slots(self.most_rows, slots)
     return steady_sizes(self.max_length, self.most_rows, is_cpu, size)
 
   @property
@@ -373,7 +391,9 @@ class Engine:
     is_allowed = full and self._pool.tables
     allowed = self._allowed(batch, range(len(batch)), count) if is_allowed else None
     chunk = chunk_of(batch, parts, (count, length), len(self._scheduler), self._vocab_size, allowed)
-    is_first = not (is_fixed or self._steady) and all(job.num_read == 0 for job in batch)
+    is_free = not (is_fixed or self._steady or self._pages)
+    is_first = is_free and all(job.num_read == 0 for job in batch)
+    self._pool.prepare(batch)
     assert self._pool.state is not None
     self._pool.state, read = self._compiled.read(
       self._params, self._pool.state, chunk, is_first, full
@@ -435,6 +455,7 @@ class Engine:
       np.int32(steps), np.bool_(len(self._queue) > 0), np.bool_(has_grammar), allowed,
       np.bool_(True) if draws else None,
     )  # fmt: skip
+    self._pool.prepare(jobs)
     assert self._pool.state is not None
     self._pool.state, *found = self._compiled.decode(
       self._params, self._pool.state, is_active, limits, MOST_STEPS, full

@@ -22,6 +22,7 @@ from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments import options
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import class_of
+from paxlite.generation.cache import Pages
 from paxlite.generation.engine import Engine
 from paxlite.generation.fused_projections import FusedProjections
 from paxlite.layers.language_model import TransformerLm
@@ -61,17 +62,19 @@ class TextModel:
       drafts: See Engine.
 
     Raises:
-      UserError: If KV_CACHE_DTYPE does not support the model.
+      UserError: If KV_CACHE_DTYPE or KV_CACHE_TOKENS does not support the model or the mesh.
     """
     e = self.experiment
+    tokens = e.KV_CACHE_TOKENS
     engine = Engine(
       self.model, self.params, self.max_length,
       self.settings.sampling if sampling is None else sampling, ends=self.ends(chat),
       is_token=self.tokenizer.is_token, tokenizer=self.tokenizer, mesh=self.mesh, rules=e.rules,
       most_rows=e.DECODE_BATCH_SIZE if most_rows is None else most_rows, steady=steady,
       drafts=drafts, kv_cache_dtype=e.KV_CACHE_DTYPE,
+      pages=None if tokens is None else Pages.of(tokens),
     )  # fmt: skip
-    if self.params is not None and e.KV_CACHE_DTYPE is not None:
+    if self.params is not None and (e.KV_CACHE_DTYPE, tokens) != (None, None):
       engine.cache_bytes(1, 1)  # refuses a model before anything is written
     return engine
 

@@ -46,6 +46,8 @@ class Job:
     source: The row that holds the tokens before those that are read next.
     num_read: How many tokens of the prompt the cache holds.
     number: How many jobs had rows before this one.
+    pages: The pages of the row's tokens, if rows share pages.
+    saved: What the row held when it was taken from the job; None: nothing was.
   """
 
   def __init__(self, request: Request, tokenizer: Tokenizer | None):
@@ -55,6 +57,8 @@ class Job:
     self.answer: Completion | None = None
     self.error: Exception | None = None
     self.row = self.source = self.num_read = self.number = 0
+    self.pages: list[int] = []
+    self.saved: Any = None
     self._text = None if tokenizer is None else _text(tokenizer, request)
     self._ids: list[int] = []
     self._scores: list[TokenScore] = []
@@ -115,6 +119,15 @@ class Job:
     self.phase = Phase.READING
     if self.request.scored_from == 0:
       self._prompt_scores.append(None)
+
+  def pause(self, saved: Any) -> None:
+    """Takes the row from a job that writes, with a copy of what the row holds."""
+    self.saved, self.phase = saved, Phase.WAITING
+
+  def resume(self, row: int) -> None:
+    """Gives it a row again, into which `saved` is to be put."""
+    self.row = self.source = row
+    self.phase = Phase.WRITING
 
   def moved(self, row: int, rows: Mapping[int, int], slots: int) -> None:
     """Is told the new numbers of the rows, of which some are gone, and how many slots they have."""

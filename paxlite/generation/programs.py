@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.generation import cache as caches
-from paxlite.generation.cache import Cache, CacheLayout
+from paxlite.generation.cache import Cache, CacheLayout, Pages
 from paxlite.generation.sampling import Choice, SampledTokens, Tables, chosen, most_top
 from paxlite.layers.attention import cache_encoding
 from paxlite.layers.language_model import TransformerLm
@@ -130,6 +130,8 @@ class Programs:
     self.read = jax.jit(traced(kept(self._read)), static_argnums=(3, 4), donate_argnums=1)
     self.decode = jax.jit(traced(kept(self._decode)), static_argnums=(4, 5), donate_argnums=1)
     self.resize = jax.jit(traced(self._resize), static_argnums=2)
+    self.save = jax.jit(traced(self._save))
+    self.restore = jax.jit(traced(self._restore), donate_argnums=0)
 
   def _read(
     self, params: PyTree, state: State, chunk: Chunk, is_first: bool, full: bool
@@ -283,6 +285,16 @@ class Programs:
     rows = jax.tree.map(lambda x: jnp.take(x, row_R, 0, mode='clip'), state.rows)
     return self._placed(State(caches.resized(state.cache, row_R, slots), rows))
 
+  def _save(self, state: State, row_1: jax.Array, page_W: jax.Array) -> State:
+    """Returns a copy of one row; see cache.row_of."""
+    rows = jax.tree.map(lambda x: x[row_1], state.rows)
+    return State(caches.row_of(state.cache, row_1, page_W), rows)
+
+  def _restore(self, state: State, row: State, row_1: jax.Array, page_W: jax.Array) -> State:
+    """Returns the state with such a copy in a row and in pages; `state` is overwritten."""
+    rows = jax.tree.map(lambda x, new: x.at[row_1].set(new), state.rows, row.rows)
+    return self._placed(State(caches.with_row(state.cache, row.cache, row_1, page_W), rows))
+
   def _choose(
     self,
     params: PyTree,
@@ -363,10 +375,11 @@ def layout_of(
   rules: partitioning.Rules,
   drafts: bool = False,
   dtype: str | None = None,
+  pages: Pages | None = None,
 ) -> CacheLayout:
   """Returns the layout of a model's cache, including its first prediction module's.
 
-  Raises UserError if it has arrays that a dtype of 8 bits does not encode.
+  Raises UserError if it has arrays that a dtype of 8 bits does not encode, or nothing for pages.
   """
 
   def read(model: TransformerLm, ids_BT: jax.Array) -> None:
@@ -382,7 +395,12 @@ def layout_of(
 
   with cache_encoding.activate(dtype):
     variables = jax.eval_shape(trace, params)['cache']
-  layout = CacheLayout(variables, mesh, rules, dtype)
+  layout = CacheLayout(variables, mesh, rules, dtype, pages)
+  if pages is not None and not layout.has_tokens:
+    raise UserError(
+      'KV_CACHE_TOKENS is for models that cache the keys of tokens, and this one keeps states '
+      'alone: leave it out'
+    )
   if dtype is not None and (found := layout.not_encoded):
     raise UserError(
       f'KV_CACHE_DTYPE={dtype} stores the keys and values of heads in 8 bits, but this model '

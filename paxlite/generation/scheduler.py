@@ -65,12 +65,19 @@ class Scheduler:
         continue
       # a row that others may share is the last one to be taken
       row = next((row for row in free if row != source), free[0])
-      job.admit(row, source if shared else row, shared, self._count)
+      if not self._place(job, row, source if shared else row, shared):
+        later.append(job)
+        break
       self._count += 1
-      if shared and source != row:
-        sources.add(source)
+      if job.source != row:
+        sources.add(job.source)
       self._jobs[row] = job
     queue.extendleft(reversed(later))
+
+  def _place(self, job: Job, row: int, source: int, shared: int) -> bool:
+    """Gives a row to a job, whose first tokens are in `source`; returns whether it has room."""
+    job.admit(row, source, shared, self._count)
+    return True
 
   def order(self, rows: int) -> list[int]:
     """Returns which rows are the first ones of a cache of another number of rows.

@@ -4,6 +4,7 @@ If the collection 'cache' is mutable, attention also keeps keys and values for l
 Attention.
 """
 
+import dataclasses
 import functools
 import math
 from typing import cast
@@ -14,10 +15,11 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
-from paxlite.core.variable_names import INDEX
+from paxlite.core.variable_names import INDEX, PAGES
 from paxlite.layers.attention import tpu_cached_attention
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.cache_encoding import Stored, arrays_of, encoded, slot_axis
+from paxlite.layers.attention.paged_vectors import PagedVectors
 from paxlite.layers.attention.softmax_attention import AttentionMask, Segments, Softmax
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.projection import Projection, to_heads, to_output
@@ -269,7 +271,7 @@ def append_to_cache[X: Stored](module: nn.Module, **new: X) -> tuple[list[X], ja
   query with all keys of a head then read one block of memory. Where there is no cache yet, the new
   tokens are the first ones of their rows, and the cache has room for them alone. Otherwise the
   caller has put in `index`, [B], the number of tokens that each row has. Tokens beyond the room of
-  a row are dropped.
+  a row are dropped. If it has put in `pages` too, [B, W], tokens lie in pages; see PagedVectors.
 
   Args:
     module: The layer.
@@ -289,9 +291,15 @@ def append_to_cache[X: Stored](module: nn.Module, **new: X) -> tuple[list[X], ja
 
   def append(name: str, new: jax.Array) -> jax.Array:
     cached: nn.Variable = module.variable('cache', name)
+    axis = slot_axis(name)
+    if module.has_variable('cache', PAGES):
+      table_BW: jax.Array = module.get_variable('cache', PAGES)
+      paged = PagedVectors(cached.value, table_BW, start_B + new.shape[1], axis).appended(new)
+      cached.value = jax.lax.optimization_barrier(paged.pages)
+      rows = dataclasses.replace(paged, pages=cached.value).rows()
+      return jnp.moveaxis(rows, axis, 1)
     rows_B1, slots_BT = jnp.arange(new.shape[0])[:, None], start_B[:, None]
     slots_BT += jnp.arange(new.shape[1])
-    axis = slot_axis(name)
     heads = (slice(None),) * (cached.value.ndim + axis - 1)
     whole = tpu_cached_attention.appended(cached.value, new, start_B)
     if whole is None:
