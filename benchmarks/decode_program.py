@@ -22,6 +22,7 @@ from paxlite.aot.costs import Costs
 from paxlite.aot.hlo import Program
 from paxlite.config.attributes import parse
 from paxlite.core.trees import PyTree
+from paxlite.generation.cache import Pages
 from paxlite.generation.engine import Engine
 from paxlite.generation.fused_projections import FusedProjections
 from paxlite.quantization.frozen_weights import put_scheme
@@ -61,6 +62,7 @@ def main() -> None:
   engine = Engine(
     fdl.build(config).model, params, e.MAX_SEQ_LEN, mesh=mesh, rules=e.rules,
     kv_cache_dtype=e.KV_CACHE_DTYPE,
+    pages=None if e.KV_CACHE_TOKENS is None else Pages.of(e.KV_CACHE_TOKENS),
   )  # fmt: skip
   compiled = engine.lowered(args.rows, args.slots).compile()
 

@@ -18,7 +18,13 @@ from paxlite.config.templates import Template, template_field
 from paxlite.core.variable_names import INDEX, PAGES
 from paxlite.layers.attention import tpu_cached_attention
 from paxlite.layers.attention.attention_kernel import AttentionKernel
-from paxlite.layers.attention.cache_encoding import Stored, arrays_of, encoded, slot_axis
+from paxlite.layers.attention.cache_encoding import (
+  EncodedVectors,
+  Stored,
+  arrays_of,
+  encoded,
+  slot_axis,
+)
 from paxlite.layers.attention.paged_vectors import PagedVectors
 from paxlite.layers.attention.softmax_attention import AttentionMask, Segments, Softmax
 from paxlite.layers.norms import RmsNorm
@@ -233,7 +239,7 @@ class Attention(nn.Module):
       query = self.position_scale_tpl(name='position_scale')(query, positions_BT)
     start: jax.Array | int = 0
     if is_decoding(self):
-      kept, start = append_to_cache(self, key=encoded(key), value=encoded(value))
+      kept, start = append_stored(self, key=encoded(key), value=encoded(value))
       key, value = cast('list[jax.Array]', kept)  # or what attention takes in their place
     return query, key, value, start
 
@@ -264,7 +270,20 @@ def is_decoding(module: nn.Module) -> bool:
   return module.is_mutable_collection('cache') and not module.is_initializing()
 
 
-def append_to_cache[X: Stored](module: nn.Module, **new: X) -> tuple[list[X], jax.Array | int]:
+def append_to_cache(module: nn.Module, **new: jax.Array) -> tuple[list[jax.Array], jax.Array | int]:
+  """Appends to the cache of a layer, as append_stored does, and returns arrays.
+
+  Args:
+    module: The layer.
+    **new: What the layer keeps of the new tokens, [B, T, …, H] each.
+  """
+  kept, start = append_stored(module, **new)
+  return [x.vectors() if isinstance(x, PagedVectors) else cast('jax.Array', x) for x in kept], start
+
+
+def append_stored(
+  module: nn.Module, **new: jax.Array | EncodedVectors
+) -> tuple[list[Stored], jax.Array | int]:
   """Appends to the cache of a layer of attention, which calls it once.
 
   The cache has the tokens in the dimension before the last one, [B, K, S, H]: the products of one
@@ -278,8 +297,8 @@ def append_to_cache[X: Stored](module: nn.Module, **new: X) -> tuple[list[X], ja
     **new: What the layer keeps of the new tokens, [B, T, …, H] each, or EncodedVectors.
 
   Returns:
-    The same of all slots, [B, S, …, H] each, and the slot of the first new token of each row, 0 or
-    [B]. What lies behind a row's tokens has no meaning.
+    The same of all slots, [B, S, …, H] each, in place of arrays also PagedVectors; and the slot of
+    the first new token of each row, 0 or [B]. What lies behind a row's tokens has no meaning.
   """
   if not module.has_variable('cache', INDEX):
     rows = next(iter(new.values())).shape[0]
@@ -289,15 +308,15 @@ def append_to_cache[X: Stored](module: nn.Module, **new: X) -> tuple[list[X], ja
     return [*new.values()], 0
   start_B: jax.Array = module.get_variable('cache', INDEX)
 
-  def append(name: str, new: jax.Array) -> jax.Array:
+  def append(name: str, new: jax.Array) -> jax.Array | PagedVectors:
     cached: nn.Variable = module.variable('cache', name)
     axis = slot_axis(name)
     if module.has_variable('cache', PAGES):
       table_BW: jax.Array = module.get_variable('cache', PAGES)
-      paged = PagedVectors(cached.value, table_BW, start_B + new.shape[1], axis).appended(new)
-      cached.value = jax.lax.optimization_barrier(paged.pages)
-      rows = dataclasses.replace(paged, pages=cached.value).rows()
-      return jnp.moveaxis(rows, axis, 1)
+      paged = PagedVectors(cached.value, table_BW, start_B + new.shape[1], axis)
+      pages = tpu_cached_attention.appended_to_pages(paged, new)
+      cached.value = jax.lax.optimization_barrier(paged.appended(new) if pages is None else pages)
+      return dataclasses.replace(paged, pages=cached.value)
     rows_B1, slots_BT = jnp.arange(new.shape[0])[:, None], start_B[:, None]
     slots_BT += jnp.arange(new.shape[1])
     heads = (slice(None),) * (cached.value.ndim + axis - 1)
@@ -308,9 +327,12 @@ def append_to_cache[X: Stored](module: nn.Module, **new: X) -> tuple[list[X], ja
     cached.value = jax.lax.optimization_barrier(whole)
     return jnp.moveaxis(cached.value, axis, 1)
 
-  def appended(name: str, new: X) -> X:
+  def appended(name: str, new: jax.Array | EncodedVectors) -> Stored:
     parts = [append(*part) for part in arrays_of(name, new).items()]
-    stored: X = jax.tree.unflatten(jax.tree.structure(new), parts)
+    if len(parts) == 1:
+      return parts[0]
+    parts = [x.vectors() if isinstance(x, PagedVectors) else x for x in parts]
+    stored: EncodedVectors = jax.tree.unflatten(jax.tree.structure(new), parts)
     return stored
 
   return [appended(name, x) for name, x in new.items()], start_B

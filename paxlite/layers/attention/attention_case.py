@@ -11,6 +11,7 @@ import jax
 
 from paxlite.core.trees import ArrayOrShape
 from paxlite.layers.attention.cache_encoding import EncodedVectors
+from paxlite.layers.attention.paged_vectors import PagedVectors
 from paxlite.layers.attention.partial_attention import QKV, PartialKernel, sink_logits
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel import devices, partitioning
@@ -36,8 +37,8 @@ class Case:
 
   q: ArrayOrShape  # queries [B, T, N, H]: those of all devices, or of one if `over_context`
   # keys [B, S, K, H]; N / K neighboring query heads share a key head
-  k: 'ArrayOrShape | EncodedVectors'
-  v: 'ArrayOrShape | EncodedVectors'  # values [B, S, K, any width]
+  k: 'ArrayOrShape | EncodedVectors | PagedVectors'
+  v: 'ArrayOrShape | EncodedVectors | PagedVectors'  # values [B, S, K, any width]
   softmax: Softmax  # the scale, the cap, the window, the attention sink and the dropout
   # the keys that a query sees
   visible: AttentionMask = dataclasses.field(default_factory=AttentionMask)
@@ -152,6 +153,7 @@ class Kernel(abc.ABC):
 
   name: str  # its name in a sentence
   reads_encoded: bool = False  # whether it takes keys and values of an 8-bit cache
+  reads_pages: bool = False  # whether it takes keys and values in pages
   is_fused: bool = True  # whether USE_FLASH_ATTENTION=False leaves it out
   # the only kind of device that it is for, as cpu, gpu or tpu; None means any
   platform: str | None = None

@@ -10,6 +10,7 @@ from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.cache_encoding import Stored
 from paxlite.layers.attention.cached_attention import decoded
+from paxlite.layers.attention.paged_vectors import PagedVectors
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel.partitioning import shard
 
@@ -39,14 +40,17 @@ class AttentionKernel:
   ) -> jax.Array:
     if visible.is_from_first and softmax.window >= q_BTNH.shape[1] == k_BSKH.shape[1]:
       softmax = dataclasses.replace(softmax, window=0)  # a query sees all tokens before it
-    case = decoded(Case(
+    case = Case(
       q_BTNH, k_BSKH, v_BSKH, softmax, visible, bias_JNTS, fused=self.fused,
       block_size=self.block_size, max_segments=self.max_segments,
-    ))  # fmt: skip
+    )  # fmt: skip
+    case = attention_kernels.in_rows(decoded(case))
     if case.shards('length') > 1:
       over_context = extensions.hook('the mesh axis context')(case, self.context)
       if (way := over_context.chosen()) != 'gather':
         return over_context(way)
-    names = 'batch', 'kv_length', 'act_kv_heads', None
-    k, v = jax.tree.map(lambda x: shard(x, *names[: x.ndim]), (case.k, case.v))
-    return attention_kernels.first(case).attend(dataclasses.replace(case, k=k, v=v))
+    if not isinstance(case.k, PagedVectors):  # pages stay where they are
+      names = 'batch', 'kv_length', 'act_kv_heads', None
+      k, v = jax.tree.map(lambda x: shard(x, *names[: x.ndim]), (case.k, case.v))
+      case = dataclasses.replace(case, k=k, v=v)
+    return attention_kernels.first(case).attend(case)

@@ -1,11 +1,14 @@
 """The list of the kernels of attention. Other modules ask it what is known of a kernel."""
 
+import dataclasses
+
 from paxlite.layers.attention.attention_case import Case, Kernel, LocalKernel
 from paxlite.layers.attention.blockwise_attention import BlockwiseKernel
 from paxlite.layers.attention.cache_encoding import EncodedVectors
 from paxlite.layers.attention.cached_attention import XlaCachedKernel
 from paxlite.layers.attention.cpu_attention import CpuKernel
 from paxlite.layers.attention.cudnn_attention import CudnnCachedKernel, CudnnKernel
+from paxlite.layers.attention.paged_vectors import PagedVectors
 from paxlite.layers.attention.partial_attention import PartialKernel
 from paxlite.layers.attention.plain_attention import XlaKernel
 from paxlite.layers.attention.splash_attention import SplashKernel
@@ -38,6 +41,8 @@ def refusal(kernel: Kernel, case: Case) -> str | None:
     return 'does not support sequences split over context'
   if isinstance(case.k, EncodedVectors) and not kernel.reads_encoded:
     return 'does not support a cache of 8 bits'
+  if isinstance(case.k, PagedVectors) and not kernel.reads_pages:
+    return 'does not read pages'
   return kernel.refusal(case)
 
 
@@ -51,6 +56,15 @@ def why_not_fused(case: Case) -> list[str]:
   if not case.fused or None in reasons.values():
     return []
   return [f'{name} {reason}' for name, reason in reasons.items()]
+
+
+def in_rows(case: Case) -> Case:
+  """Returns the case with arrays in the place of pages, unless a kernel reads these."""
+  if not (isinstance(case.k, PagedVectors) and isinstance(case.v, PagedVectors)):
+    return case
+  if any(refusal(kernel, case) is None for kernel in _kernels):
+    return case
+  return dataclasses.replace(case, k=case.k.vectors(), v=case.v.vectors())
 
 
 def first(case: Case) -> Kernel:

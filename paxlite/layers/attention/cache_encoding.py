@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from paxlite.core.variable_names import SCALE
+from paxlite.layers.attention.paged_vectors import PagedVectors
 
 DTYPES = 'int8', 'float8_e4m3fn'
 _active: contextvars.ContextVar[str | None] = contextvars.ContextVar('kv_cache_dtype', default=None)
@@ -42,7 +43,7 @@ class EncodedVectors:
     return (self.numbers.astype(jnp.float32) * self.scale[..., None]).astype(dtype)
 
 
-Stored: TypeAlias = jax.Array | EncodedVectors
+Stored: TypeAlias = jax.Array | EncodedVectors | PagedVectors
 
 
 @contextlib.contextmanager
@@ -55,7 +56,7 @@ def activate(dtype: str | None) -> Iterator[None]:
     _active.reset(token)
 
 
-def encoded(x_BTKH: jax.Array) -> Stored:
+def encoded(x_BTKH: jax.Array) -> jax.Array | EncodedVectors:
   """Returns keys or values of new tokens as the cache stores them."""
   name = _active.get()
   if name is None:
@@ -71,7 +72,7 @@ def encoded(x_BTKH: jax.Array) -> Stored:
   return EncodedVectors(numbers_BTKH.astype(dtype), scale_BTK)
 
 
-def arrays_of(name: str, stored: Stored) -> dict[str, jax.Array]:
+def arrays_of(name: str, stored: jax.Array | EncodedVectors) -> dict[str, jax.Array]:
   """Returns the arrays of what the cache stores under a name, in the order of jax.tree.leaves."""
   names = (name, name + SCALE) if isinstance(stored, EncodedVectors) else (name,)
   return dict(zip(names, jax.tree.leaves(stored), strict=True))

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers.attention.attention_case import Case, Kernel
-from paxlite.layers.attention.cache_encoding import EncodedVectors, Stored
+from paxlite.layers.attention.cache_encoding import EncodedVectors
+from paxlite.layers.attention.paged_vectors import PagedVectors
 from paxlite.layers.attention.partial_attention import sink_logits
 from paxlite.layers.attention.softmax_attention import Softmax, attention_weights, masked
 from paxlite.parallel import partitioning
@@ -107,31 +108,40 @@ class CachedKernel(Kernel):
     v_BKSH: jax.Array,
     start_B: jax.Array,
     logit_N: jax.Array | None,
+    table_BW: jax.Array | None,
     softmax: Softmax,
   ) -> jax.Array:
     """Returns the context of one device's rows and heads, [B, T, N, width of a value].
 
     Args:
       q_BTNH: Queries.
-      k_BKSH: The cached keys.
+      k_BKSH: The cached keys, or with a table their pages.
       v_BKSH: Their values.
       start_B: The slot of each row's first query; keys behind its last query have no meaning.
       logit_N: The logits of attention sinks, float32; None: there are none.
+      table_BW: The pages of each row, if the kernel reads_pages; None: there are none.
       softmax: Has the scale, the cap and the window.
     """
 
   def attend(self, case: Case) -> jax.Array:
-    (q_BTNH, k_BSKH, v_BSKH), softmax = case.arrays, case.softmax
+    (q_BTNH, k, v), softmax = case.arrays, case.softmax
     start_B = jnp.broadcast_to(case.visible.start, q_BTNH.shape[:1]).astype(jnp.int32)
     logit_N = sink_logits(softmax, q_BTNH.shape[2])
-    arrays = q_BTNH, k_BSKH.swapaxes(1, 2), v_BSKH.swapaxes(1, 2), start_B, logit_N
+    table_BW: jax.Array | None = None
+    of_kv: tuple[str | None, ...] = 'batch', 'act_kv_heads', None, None
+    if isinstance(case.k, PagedVectors) and isinstance(case.v, PagedVectors):
+      table_BW, of_kv = case.k.table, (None, 'act_kv_heads', None, None)
+      k, v = case.k.pages, case.v.pages
+    else:
+      k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    arrays = q_BTNH, k, v, start_B, logit_N, table_BW
     local = functools.partial(self.attend_locally, softmax=softmax)
     active = partitioning.active_mesh()
     if active is None:
       return local(*arrays)
     mesh, rules = active
-    of_q, of_kv = ('batch', None, 'act_heads', None), ('batch', 'act_kv_heads', None, None)
-    names = of_q, of_kv, of_kv, ('batch',), ('act_heads',)
+    of_q = 'batch', None, 'act_heads', None
+    names = of_q, of_kv, of_kv, ('batch',), ('act_heads',), ('batch', None)
     specs = tuple(
       None if x is None else partitioning.spec_of(x, axes, mesh, rules)
       for axes, x in zip(names, arrays, strict=True)
@@ -154,7 +164,9 @@ def by_query(context_BKMH: jax.Array, queries: int) -> jax.Array:
   return context_BKGTH.transpose(0, 3, 1, 2, 4).reshape(B, queries, K * (M // queries), H)
 
 
-def _by_head(x: Stored, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array | float]:
+def _by_head(
+  x: jax.Array | EncodedVectors, dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array | float]:
   """Returns keys or values [B, K, S, H], and factors of products with them, [B, K, 1, S]."""
   if isinstance(x, EncodedVectors):
     return x.numbers.swapaxes(1, 2).astype(dtype), x.scale.swapaxes(1, 2)[:, :, None]

@@ -161,8 +161,10 @@ class CudnnCachedKernel(CachedKernel):
     v_BKSH: jax.Array,
     start_B: jax.Array,
     logit_N: jax.Array | None,
+    table_BW: jax.Array | None,
     softmax: Softmax,
   ) -> jax.Array:
+    del table_BW
     (B, _, N, H), (_, K, S, _) = q_BTNH.shape, k_BKSH.shape
     context_BKGH, lse_BKG = cudnn_call.cached(
       q_BTNH.reshape(B, K, N // K, H), k_BKSH, v_BKSH, jnp.minimum(start_B + 1, S),

@@ -1,7 +1,5 @@
 """Vectors of tokens in pages of a cache that its rows share (https://arxiv.org/abs/2309.06180)."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -33,19 +31,18 @@ class PagedVectors:
   def dtype(self) -> jnp.dtype:
     return self.pages.dtype
 
-  def appended(self, new: jax.Array) -> 'PagedVectors':
-    """Returns them with each row's latest tokens, [B, T, …]; those without a page are dropped."""
+  def appended(self, new: jax.Array) -> jax.Array:
+    """Returns the pages with each row's latest tokens, [B, T, …], of which those with a page."""
     axis, T = self.axis, new.shape[1]
     size = self.pages.shape[axis]
     slots_BT = self.length[:, None] - T + jnp.arange(T)
     at_BT = slots_BT // size
     page_BT = jnp.take_along_axis(self.table, at_BT, 1, mode='fill', fill_value=NO_PAGE)
     between = (slice(None),) * (self.pages.ndim + axis - 1)
-    at = self.pages.at[page_BT, *between, slots_BT % size]
-    return dataclasses.replace(self, pages=at.set(new, mode='drop'))
+    return self.pages.at[page_BT, *between, slots_BT % size].set(new, mode='drop')
 
-  def rows(self) -> jax.Array:
-    """Returns a copy with a place for each token of a row, [B, …, S, H]; 0 where there is none.
+  def vectors(self) -> jax.Array:
+    """Returns a copy, [B, S, …, H], that is 0 where a row has no token.
 
     A page may still hold the tokens of another row, whose NaN must not reach this one.
     """
@@ -57,4 +54,4 @@ class PagedVectors:
     is_token_BS = jnp.arange(S) < self.length[:, None]
     ones = (1,) * (x.ndim + axis - 1)
     is_token = is_token_BS.reshape(len(self.length), *ones, S, *(1,) * (-axis - 1))
-    return jnp.where(is_token, x, 0)
+    return jnp.moveaxis(jnp.where(is_token, x, 0), axis, 1)

@@ -72,22 +72,18 @@ class Checked:
       assert len(shared) * SIZE <= len(job.known) - 1
 
 
-@pytest.mark.cases(fast=1, slow=3)
+@pytest.mark.slow
+@pytest.mark.cases(slow=3)
 @pytest.mark.parametrize(
   ('name', 'options'),
   [
     ('window', {}),
-    *(
-      pytest.param(*given, marks=pytest.mark.slow)
-      for given in [
-        ('repeated', dict(drafts=True)),
-        ('states repeated', {}),
-        ('linked', dict(kv_cache_dtype='int8')),
-        ('latent', {}),
-        ('glam', dict(steady=True)),
-        ('module', dict(drafts=True)),
-      ]
-    ),
+    ('repeated', dict(drafts=True)),
+    ('states repeated', {}),
+    ('linked', dict(kv_cache_dtype='int8')),
+    ('latent', {}),
+    ('glam', dict(steady=True)),
+    ('module', dict(drafts=True)),
   ],
   ids=str,
 )

@@ -21,6 +21,7 @@ from paxlite.layers.attention import (
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.cached_attention import XlaCachedKernel
 from paxlite.layers.attention.cudnn_attention import CudnnCachedKernel
+from paxlite.layers.attention.paged_vectors import NO_PAGE, PagedVectors
 from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.layers.attention.tpu_cached_attention import TpuCachedKernel
 from paxlite.parallel import partitioning
@@ -191,6 +192,71 @@ def test_blocks_of_cached_keys_on_tpus(monkeypatch, given, mesh):
   with active if mesh else contextlib.nullcontext():
     found = jax.jit(lambda: TpuCachedKernel().attend(with_nan))()
   close(found, asked)
+
+
+PAGE = 64
+
+
+def in_pages(x_BSKH, length_B) -> PagedVectors:
+  """Returns rows in shuffled pages, with NaN behind each row's tokens and in all other pages."""
+  B, S, K, H = x_BSKH.shape
+  x = np.asarray(x_BSKH).reshape(B, -1, PAGE, K, H).swapaxes(2, 3)
+  W, length_B = S // PAGE, np.asarray(length_B)
+  slots = np.arange(S).reshape(W, 1, PAGE, 1)
+  x = np.where(slots < length_B.reshape(B, 1, 1, 1, 1), x, np.nan)
+  table = np.random.default_rng(1).permutation(B * W + 3)[: B * W].reshape(B, W)
+  pages = np.full((B * W + 4, K, PAGE, H), np.nan, np.float32)
+  pages[table] = x
+  table = np.where(np.arange(W) * PAGE < length_B[:, None], table, NO_PAGE)
+  return PagedVectors(*map(jnp.asarray, (pages, table, length_B)), axis=-2)
+
+
+@pytest.mark.cases(fast=2)
+@pytest.mark.parametrize('mesh', [False, True])
+@pytest.mark.parametrize(
+  'given',
+  [
+    dict(queries=4, key_heads=2, window=130, sink_logit=jnp.arange(4.0), logit_cap=3.0),
+    dict(queries=1, key_heads=1, width=40),
+  ],
+  ids=str,
+)
+def test_pages_of_cached_keys_on_tpus(given, mesh):
+  """Also what another row has left behind a row's tokens does not reach it."""
+  asked = ragged(**given)
+  length_B = asked.visible.start + asked.q.shape[1]
+  paged = dataclasses.replace(asked, k=in_pages(asked.k, length_B), v=in_pages(asked.v, length_B))
+  assert isinstance(attention_kernels.first(attention_kernels.in_rows(paged)), TpuCachedKernel)
+  axes = ['replica', 'data', 'mdl']
+  one = make_mesh([1, 1, 1], [1, 1, 1], axes, jax.devices()[:1])
+  active = partitioning.activate(one, partitioning.rules_for(axes))
+  with active if mesh else contextlib.nullcontext():
+    found = jax.jit(lambda: TpuCachedKernel().attend(paged))()
+  close(found, asked)
+  gathered = attention_kernels.in_rows(dataclasses.replace(paged, platform='cpu'))
+  close(XlaCachedKernel().attend(gathered), asked)
+  assert attention_kernels.refusal(XlaCachedKernel(), paged) == 'does not read pages'
+
+
+@pytest.mark.parametrize('tokens', [1, 4])
+@pytest.mark.parametrize('seed', range(3))
+def test_tokens_are_put_into_pages(tokens, seed):
+  """Also over the bound of a page, and beyond the pages of a row, where they are dropped."""
+  rng = np.random.default_rng(seed)
+  starts, W, p = rng.integers(0, 34, 5), 4, 8
+  numbers = rng.permutation(5 * W).reshape(5, W)
+  table = np.where(np.arange(W) < rng.integers(0, W + 1, (5, 1)), numbers, NO_PAGE)
+  pages, new = rng.normal(size=(5 * W + 1, 2, p, 8)), rng.normal(size=(5, tokens, 2, 8))
+  expected = pages.copy()
+  for row, start in enumerate(starts):
+    for t, slot in enumerate(range(start, start + tokens)):
+      if slot < W * p and table[row, slot // p] != NO_PAGE:
+        expected[table[row, slot // p], :, slot % p] = new[row, t]
+  pages, new, starts, table = map(jnp.asarray, (pages, new, starts, table))
+  found = PagedVectors(pages, table, starts + tokens, -2).appended(new)
+  np.testing.assert_array_equal(found, expected.astype(np.float32))
+  found = tpu_cached_attention.put(pages, new.swapaxes(1, 2), starts, table, interpret=True)
+  np.testing.assert_array_equal(found[:-1], expected.astype(np.float32)[:-1])
 
 
 @pytest.mark.parametrize('sink', [None, jnp.arange(4.0)], ids=['', 'sink'])
