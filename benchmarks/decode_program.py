@@ -75,7 +75,8 @@ def main() -> None:
   unread = 0.0
   if args.tokens and calls:
     assert len(calls) == e.NUM_LAYERS, len(calls)
-    unread = engine.cache_bytes(args.rows, args.slots) * (1 - args.tokens / args.slots)
+    room = e.KV_CACHE_TOKENS or args.rows * args.slots
+    unread = engine.cache_bytes(args.rows, args.slots) * (1 - args.rows * args.tokens / room)
   # it writes one block of each sequence, in place
   puts = [k for i in body if 'put_into_cache' in i.name and (k := costs.kernel(body, i))]
   moved = sum(kernel.bytes for kernel in kernels) - unread - sum(kernel.bytes for kernel in puts)

@@ -193,13 +193,24 @@ class CacheLayout:
     return found
 
 
-def taken(cache: Cache, row_R: jax.Array) -> Cache:
-  """Returns some rows; one row may be taken several times. One that does not exist has no pages."""
+def taken(cache: Cache, row_R: jax.Array, length_R: jax.Array) -> Cache:
+  """Returns the first tokens of some rows, with 0 behind them.
+
+  What a row held before may be NaN, which must not reach another request.
+
+  Args:
+    cache: The cache.
+    row_R: The rows, of which one may be taken several times; one that does not exist has no pages.
+    length_R: How many tokens are taken.
+  """
 
   def one(path: Path, x: jax.Array) -> jax.Array:
     if path == TABLE:
       return jnp.take(x, row_R, 0, mode='fill', fill_value=NO_PAGE)
-    return x if _is_shared(path, cache) else jnp.take(x, row_R, _row_axis(path), mode='clip')
+    if _is_shared(path, cache):
+      return x
+    x = jnp.take(x, row_R, _row_axis(path), mode='clip')
+    return x if _is_state(path) else _first(path, x, length_R)
 
   return {path: one(path, x) for path, x in cache.items()}
 
@@ -207,7 +218,7 @@ def taken(cache: Cache, row_R: jax.Array) -> Cache:
 def put(cache: Cache, rows: Cache, row_R: jax.Array) -> Cache:
   """Reorders the rows of the cache; rows without a number are dropped.
 
-  If `rows` have fewer slots, the rest keeps what it holds.
+  If `rows` have fewer slots, the others get 0.
   """
 
   def one(path: Path, x: jax.Array) -> jax.Array:
@@ -217,9 +228,10 @@ def put(cache: Cache, rows: Cache, row_R: jax.Array) -> Cache:
     if _is_shared(path, cache):
       return new
     at: tuple[Any, ...] = (slice(None),) * _row_axis(path) + (row_R,)
-    axis = slot_axis(path[-1])
-    if not _is_state(path) and new.shape[axis] < x.shape[axis]:
-      at += (slice(None),) * (x.ndim + axis - len(at)) + (slice(0, new.shape[axis]),)
+    if not _is_state(path):
+      axis, more = slot_axis(path[-1]), [(0, 0)] * x.ndim
+      more[axis] = 0, x.shape[axis] - new.shape[axis]
+      new = jnp.pad(new, more)
     return x.at[at].set(new, mode='drop')
 
   return {path: one(path, x) for path, x in cache.items()}
@@ -268,6 +280,15 @@ def _shape(path: Path, x: jax.ShapeDtypeStruct, rows: int, slots: int) -> list[i
     shape[slot_axis(path[-1])] = slots
   shape[_row_axis(path)] = rows
   return shape
+
+
+def _first(path: Path, x: jax.Array, length_R: jax.Array) -> jax.Array:
+  """Returns the first tokens of rows, with 0 behind them."""
+  axis, row_axis = slot_axis(path[-1]), _row_axis(path)
+  shape = [1] * x.ndim
+  shape[row_axis] = len(length_R)
+  is_token = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim + axis) < length_R.reshape(shape)
+  return jnp.where(is_token, x, jnp.zeros_like(x))
 
 
 def _is_shared(path: Path, cache: Cache) -> bool:

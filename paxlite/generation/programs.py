@@ -149,7 +149,7 @@ class Programs:
     if is_first:
       cache = self.layout.first_variables(chunk.count)
     else:
-      rows = caches.taken(state.cache, chunk.source)
+      rows = caches.taken(state.cache, chunk.source, chunk.start)
       cache = self.layout.variables(rows, chunk.start, chunk.count)
     x_RTD, after = self._model.apply(
       {'params': params, 'cache': cache}, chunk.ids, chunk.start[:, None] + jnp.arange(T), None,
