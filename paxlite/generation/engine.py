@@ -73,7 +73,6 @@ class Engine:
       slots, rows that the mesh splits, or several processes. None: each row has slots of its own.
 
   Attributes:
-    max_length: The same, or as many tokens as the pages have.
     num_steps: How many times the model was computed for new tokens, beside those of prompts.
     num_tokens: How many tokens were chosen, with those that ended an answer.
   """
@@ -103,13 +102,18 @@ class Engine:
       known = ' or '.join(cache_encoding.DTYPES)
       raise UserError(f'kv_cache_dtype={kv_cache_dtype!r} is unknown; use {known}')
     self._model, self._params = model, params
-    self.max_length = max_length if pages is None else min(max_length, pages.count * pages.size)
+    self.max_length = max_length
     self.sampling = GREEDY if sampling is None else sampling
     self.ends, self.tokenizer = tuple(ends), tokenizer
     self._is_token, self._tracks_experts = is_token, tracks_experts
     self._kv_cache_dtype, self._pages = kv_cache_dtype, pages
     self._mesh, self._rules = mesh, rules
     self._shards = 1 if mesh is None else partitioning.num_shards(mesh.shape, rules, 'batch')
+    if pages is not None and pages.count * pages.size < max_length:
+      raise UserError(
+        f'KV_CACHE_TOKENS has {pages.count * pages.size:,} tokens, and one answer with its prompt '
+        f'may have {max_length:,}: raise it, or lower MAX_SEQ_LEN'
+      )
     if pages is not None and (self._shards > 1 or jax.process_count() > 1):
       raise UserError(
         f'KV_CACHE_TOKENS needs one process, and devices that all have all rows; this run has '

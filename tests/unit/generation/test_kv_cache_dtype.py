@@ -162,6 +162,7 @@ ON_MESHES = """
 import fiddle as fdl, jax, numpy as np
 from flax.linen import meta
 from paxlite.experiments.llama import LLaMA
+from paxlite.generation.cache import Pages
 from paxlite.generation.engine import Engine
 from paxlite.parallel import partitioning
 from tests.unit.generation.test_kv_cache_dtype import PROMPTS
@@ -185,6 +186,13 @@ for dtype, repeated in (('int8', False), ('float8_e4m3fn', True)):
     cache = engine._pool.state.cache
     split = {path[-1]: x.size // x.addressable_shards[0].data.size for path, x in cache.items()}
     assert split == dict.fromkeys(['key', 'key_scale', 'value', 'value_scale'], np.prod(shape))
+    if shape == [1, 1, 2]:
+      engine = Engine(
+        model, placed, 64, mesh=mesh, rules=e.rules, most_rows=4, kv_cache_dtype=dtype,
+        pages=Pages(9, 8),
+      )
+      assert engine.continuations(PROMPTS, 9) == alone, 'pages'
+      assert engine._scheduler.pages.num_free < 9
     print('equal on', shape)
 """
 

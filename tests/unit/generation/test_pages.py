@@ -3,17 +3,23 @@
 import collections
 import random
 
+import fiddle as fdl
+import jax
 import numpy as np
 import pytest
+from flax.linen import meta
 
 from paxlite.config.generation import Sampling
 from paxlite.core.errors import UserError
 from paxlite.experiments.deepseek import DeepSeekV3
+from paxlite.experiments.lfm import LFM2
+from paxlite.experiments.llama import LLaMA
 from paxlite.generation.cache import Pages
 from paxlite.generation.engine import Engine
 from paxlite.generation.page_pool import PagePool
 from paxlite.generation.paged_cache import PagedScheduler
 from paxlite.generation.request import Request
+from paxlite.parallel import partitioning
 from tests.unit.generation import test_engine, test_speculative
 
 SIZE = 8
@@ -142,7 +148,16 @@ def test_samples_of_one_prompt_store_it_once():
 
 def test_what_pages_do_not_support():
   model, params = test_engine.made('window')
-  engine = Engine(model, params, 64, pages=Pages(4, SIZE))
-  assert engine.max_length == 32
-  with pytest.raises(UserError, match='requests 8 new ones: the limit is 32'):
-    engine.generate([Request([1] * 25, 8)])
+  with pytest.raises(UserError, match=r'has 56 tokens, .* may have 64: raise it, or lower MAX_SE'):
+    Engine(model, params, 64, pages=Pages(7, SIZE))
+  mesh = LLaMA(ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1]).mesh(jax.devices()[:1])
+  split = partitioning.rules_for(['replica', 'data', 'mdl'])
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(partitioning, 'num_shards', lambda *_: 2)
+    with pytest.raises(UserError, match='splits rows over 2: give the devices to the axis mdl'):
+      Engine(model, params, 64, mesh=mesh, rules=split, pages=Pages(9, SIZE))
+  states = LFM2(**test_engine.SMALL, ATTENTION_PATTERN=['short_convolution'], NUM_KV_HEADS=1)
+  model = fdl.build(states.build_task()).model
+  params = meta.unbox(jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32)))
+  with pytest.raises(UserError, match=r'keeps states alone: leave it out'):
+    Engine(model, params['params'], 64, pages=Pages(9, SIZE)).cache_bytes(1, 1)
