@@ -1,8 +1,8 @@
 """Checkpoint policies, which choose the activations of a layer to keep for its backward pass.
 
 The policies in _NAMES keep the activations that layers mark with `checkpoint_name`, and recompute
-all others. The names of the policies are those of praxis' AutodiffCheckpointType, and two that keep
-what fused kernels of attention compute.
+all others. The names of the policies are those of praxis' AutodiffCheckpointType, and three that
+keep what fused kernels of attention compute.
 """
 
 import dataclasses
@@ -40,6 +40,7 @@ CheckpointPolicy = Literal[
   'SAVE_ITERATION_INPUT',
   'SAVE_TRANSFORMER_LAYER_OUTPUT',
   'SAVE_ATTENTION',
+  'SAVE_QKV_ATTENTION_OUT_PROJ',
   'SAVE_DOT_AND_ATTENTION',
 ]
 
@@ -61,10 +62,10 @@ _NAMES: dict[str, tuple[str, ...]] = {
 
 _OF_PRODUCTS = (
   'SAVE_DOT_ONLY', 'SAVE_DOT_WITH_NO_BATCH_DIM', 'SAVE_DOT_AND_ATTENTION',
-  'SAVE_QKV_CONTEXT_OUT_PROJ', 'SAVE_DOT_FOR_MLPERF_200B',
+  'SAVE_QKV_CONTEXT_OUT_PROJ', 'SAVE_DOT_FOR_MLPERF_200B', 'SAVE_QKV_ATTENTION_OUT_PROJ',
 )  # fmt: skip
 
-# What SAVE_DOT_ONLY, SAVE_DOT_WITH_NO_BATCH_DIM and SAVE_DOT_AND_ATTENTION keep beside products.
+# What SAVE_DOT_ONLY, SAVE_DOT_WITH_NO_BATCH_DIM and SAVE_…ATTENTION… keep beside products.
 # The first four are as large as the product that each is computed from. Where the backward pass
 # reads one of them instead of the product, JAX does not keep the product, and computes less again.
 _BESIDE_PRODUCTS = (
@@ -121,10 +122,12 @@ def _policy_of_activations(policy: str | Offloaded) -> Callable[..., bool]:
   both = policies.save_from_both_policies
   beside = policies.save_only_these_names(*_BESIDE_PRODUCTS)
   no_batch = both(beside, policies.dots_with_no_batch_dims_saveable)
+  of_attention = both(beside, policies.save_only_these_names(*_QKV, 'out_proj'))
   plain = {
     'SAVE_NOTHING': policies.nothing_saveable, 'SAVE_EVERYTHING': policies.everything_saveable,
     'SAVE_DOT_ONLY': both(beside, policies.dots_saveable), 'SAVE_DOT_WITH_NO_BATCH_DIM': no_batch,
     'SAVE_ATTENTION': attention_saveable,
+    'SAVE_QKV_ATTENTION_OUT_PROJ': both(of_attention, attention_saveable),
     'SAVE_DOT_AND_ATTENTION': both(no_batch, attention_saveable),
   }  # fmt: skip
   if policy in plain:

@@ -22,7 +22,8 @@ Values = Mapping[str, Any]  # of CHOICES
 
 _POLICIES = (
   'SAVE_NOTHING', 'SAVE_ATTENTION', 'SAVE_OUT_PROJ', 'SAVE_QKV_OUT_PROJ_SEPARATE',
-  'SAVE_DOT_WITH_NO_BATCH_DIM', 'SAVE_DOT_AND_ATTENTION', 'SAVE_EVERYTHING',
+  'SAVE_QKV_ATTENTION_OUT_PROJ', 'SAVE_DOT_WITH_NO_BATCH_DIM', 'SAVE_DOT_AND_ATTENTION',
+  'SAVE_EVERYTHING',
 )  # fmt: skip
 _MOST_UNROLLED = 16  # layers: an unrolled stack of many takes TPUs hours to compile
 _LONG = 8192  # tokens of a row from which splitting rows can pay

@@ -440,7 +440,10 @@ def test_where_there_is_a_kernel(monkeypatch):
   assert fits(stage=2)
 
 
-@pytest.mark.parametrize(('policy', 'runs'), [('SAVE_NOTHING', 2), ('SAVE_ATTENTION', 1)])
+@pytest.mark.parametrize(
+  ('policy', 'runs'),
+  [('SAVE_NOTHING', 2), ('SAVE_ATTENTION', 1), ('SAVE_QKV_ATTENTION_OUT_PROJ', 1)],
+)
 @pytest.mark.parametrize(('max_segments', 'bias_for_more'), [(0, False), (4, False), (4, True)])
 def test_a_policy_keeps_what_the_forward_kernel_computes(policy, runs, max_segments, bias_for_more):
   q_BTNH = jnp.zeros((2, 32, 4, 64), jnp.bfloat16)

@@ -139,7 +139,10 @@ def test_where_there_is_a_kernel(monkeypatch):
   assert not fits(context=2)
 
 
-@pytest.mark.parametrize(('policy', 'runs'), [('SAVE_NOTHING', 2), ('SAVE_ATTENTION', 1)])
+@pytest.mark.parametrize(
+  ('policy', 'runs'),
+  [('SAVE_NOTHING', 2), ('SAVE_ATTENTION', 1), ('SAVE_QKV_ATTENTION_OUT_PROJ', 1)],
+)
 def test_a_policy_keeps_what_the_backward_kernels_read(asked, policy, runs):
   """Else the forward kernel runs once more in the backward pass."""
   module = DotProductAttention(query_scale=0.125, kernel_tpl=SPLASH)

@@ -94,11 +94,17 @@ def test_policies_keep_less(model):
   estimator = Estimator(model, HOST)
   kept = [
     estimator.bytes(model.unit(VALUES | {'CHECKPOINT_POLICY': p}), one_device)
-    for p in ('SAVE_NOTHING', 'SAVE_OUT_PROJ', 'SAVE_DOT_WITH_NO_BATCH_DIM', 'SAVE_EVERYTHING')
-  ]
+    for p in (
+      'SAVE_NOTHING', 'SAVE_OUT_PROJ', 'SAVE_QKV_ATTENTION_OUT_PROJ', 'SAVE_DOT_WITH_NO_BATCH_DIM',
+      'SAVE_EVERYTHING',
+    )
+  ]  # fmt: skip
   assert kept == sorted(kept)
-  row = model.experiment.MODEL_DIMS * 4 * model.experiment.MAX_SEQ_LEN * ROWS
-  assert kept[:2] == [row, 2 * row]
+  e = model.experiment
+  number = 4 * e.MAX_SEQ_LEN * ROWS  # of each token
+  assert kept[:2] == [e.MODEL_DIMS * number, 2 * e.MODEL_DIMS * number]
+  hidden = e.HIDDEN_DIMS * number
+  assert kept[3] - kept[2] == hidden
 
 
 @pytest.mark.parametrize('repeated', [False, True])
