@@ -43,9 +43,8 @@ class Decoding(Experiment, subject='Generation and zero-shot tasks', beside=_BES
   KV_CACHE_DTYPE: Generation[Literal['int8', 'float8_e4m3fn'] | None] = (
     None  # 8-bit keys and values of commands that generate; None: the model's dtype
   )
-  # tokens of the KV cache of commands that generate, in pages that answers share
   KV_CACHE_TOKENS: Generation[Count | None] = (
-    None  # None: each answer has its own part of the cache
+    None  # tokens of the KV cache, in pages that answers share; None: each has its own room
   )
 
   # lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
