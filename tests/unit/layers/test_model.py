@@ -22,7 +22,7 @@ from paxlite.layers.transformer import TransformerBlock
 from paxlite.training.task import Task
 
 SMALL = dict(
-  NUM_LAYERS=2, MODEL_DIMS=32, NUM_HEADS=4, VOCAB_SIZE=61, MAX_SEQ_LEN=16, FPROP_DTYPE='float32',
+  NUM_LAYERS=1, MODEL_DIMS=32, NUM_HEADS=4, VOCAB_SIZE=61, MAX_SEQ_LEN=16, FPROP_DTYPE='float32',
   ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1],
 )  # fmt: skip
 
@@ -75,7 +75,7 @@ def stacked(params):
 @pytest.mark.cases(fast=0, slow=1)
 @pytest.mark.parametrize('packed', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_repeated_equals_unrolled(packed):
-  unrolled, repeated = make(), make(USE_REPEATED_LAYER=True)
+  unrolled, repeated = (make(NUM_LAYERS=2, USE_REPEATED_LAYER=r) for r in (False, True))
   params, batch = params_of(unrolled), batch_of(packed=packed)
   loss_u, grads_u = grads_of(unrolled, params, batch)
   loss_r, grads_r = grads_of(repeated, stacked(params), batch)
@@ -87,7 +87,9 @@ def test_repeated_equals_unrolled(packed):
 @pytest.mark.parametrize('policy', ['SAVE_NOTHING', 'SAVE_DOT_WITH_NO_BATCH_DIM'])
 def test_repeated_layers_without_a_loop(policy):
   """The same variables, and nearly the same loss and gradients; what is not kept is recomputed."""
-  values = dict(USE_REPEATED_LAYER=True, CHECKPOINT_POLICY=policy, DROPOUT_PROB=0.2)
+  values = dict(
+    USE_REPEATED_LAYER=True, NUM_LAYERS=2, CHECKPOINT_POLICY=policy, DROPOUT_PROB=0.2
+  )
   loop, unrolled = make(**values, UNROLL_LAYERS=[]), make(**values, UNROLL_LAYERS=['cpu'])
   params, batch, rng = params_of(loop), batch_of(), jax.random.key(3)
   shapes = jax.tree.map(lambda x: x.shape, params)
@@ -223,7 +225,8 @@ def test_a_loss_chunk_reads_its_part_of_the_head_alone():
 
 def test_repeated_layers_keep_little_of_activations_and_norms():
   """Of [L, B, T, F], SAVE_EVERYTHING keeps only the input and the output of the activation."""
-  task = make(USE_REPEATED_LAYER=True, CHECKPOINT_POLICY='SAVE_EVERYTHING', HIDDEN_DIMS=48)
+  keeps = dict(CHECKPOINT_POLICY='SAVE_EVERYTHING', NUM_LAYERS=2)
+  task = make(USE_REPEATED_LAYER=True, HIDDEN_DIMS=48, **keeps)
   params, batch = params_of(task), batch_of()
   jaxpr = jax.make_jaxpr(task.grads)(params, batch, None)
   kept = [v.aval.shape for scan in scans(jaxpr.jaxpr) for v in scan.outvars]
