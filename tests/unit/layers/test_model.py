@@ -87,9 +87,7 @@ def test_repeated_equals_unrolled(packed):
 @pytest.mark.parametrize('policy', ['SAVE_NOTHING', 'SAVE_DOT_WITH_NO_BATCH_DIM'])
 def test_repeated_layers_without_a_loop(policy):
   """The same variables, and nearly the same loss and gradients; what is not kept is recomputed."""
-  values = dict(
-    USE_REPEATED_LAYER=True, NUM_LAYERS=2, CHECKPOINT_POLICY=policy, DROPOUT_PROB=0.2
-  )
+  values = dict(USE_REPEATED_LAYER=True, NUM_LAYERS=2, CHECKPOINT_POLICY=policy, DROPOUT_PROB=0.2)
   loop, unrolled = make(**values, UNROLL_LAYERS=[]), make(**values, UNROLL_LAYERS=['cpu'])
   params, batch, rng = params_of(loop), batch_of(), jax.random.key(3)
   shapes = jax.tree.map(lambda x: x.shape, params)
