@@ -104,12 +104,17 @@ class KVCachePool:
   def prepare(self, jobs: Sequence[Job]) -> None:
     """Is called before each program, with the jobs whose rows get tokens."""
 
-  def with_room(self, jobs: Sequence[Job], new: int) -> tuple[list[Job], list[Job]]:
-    """Returns the jobs that have room for `new` tokens more, and those that have lost their rows.
+  def with_room(
+    self, jobs: Sequence[Job], new: int, queue: collections.deque[Job]
+  ) -> Sequence[Job]:
+    """Returns the jobs that have room for `new` more tokens.
 
-    The others wait until there is room.
+    Args:
+      jobs: The jobs that write.
+      new: The most tokens of each that the next call writes.
+      queue: Gets the jobs that lose their rows so that others have room.
     """
-    return [*jobs], []
+    return jobs
 
   def fit(self, waiting: Sequence[Job], may_shrink: bool) -> None:
     """Resizes the pool for the jobs that have rows and for these.
@@ -178,7 +183,7 @@ class KVCachePool:
     else:
       order, state = self._scheduler.order(rows), self.state
       if tables != self.tables:
-        state = state._replace(rows=self._with_tables(state.rows))
+        state = state._replace(rows=self._with_tables(state.rows, len(self._scheduler)))
       self.state = self._resized(state, order, slots)
       self._scheduler.move(order, slots)
     self._slots, self.tables = slots, tables
@@ -205,9 +210,9 @@ class KVCachePool:
     is_done: Any = np.ones(rows, bool)
     return DecodeRows(zeros(), zeros(), zeros(), is_done, nothing, self._programs.no_drafts(rows))
 
-  def _with_tables(self, rows: DecodeRows) -> DecodeRows:
-    """Returns rows with tables, which no row has needed so far."""
-    tables = options.choices([None] * len(self._scheduler), True, self._vocab_size).tables
+  def _with_tables(self, rows: DecodeRows, count: int) -> DecodeRows:
+    """Returns so many rows with tables, which none of them has needed so far."""
+    tables = options.choices([None] * count, True, self._vocab_size).tables
     return dataclasses.replace(rows, options=dataclasses.replace(rows.options, tables=tables))
 
 

@@ -97,7 +97,7 @@ class Engine:
     pages: Pages | None = None,
   ):
     assert not (drafts and tracks_experts)
-    assert not (slots and pages)
+    assert not (slots and pages), 'a cache has slots or pages'
     if kv_cache_dtype not in (None, *cache_encoding.DTYPES):
       known = ' or '.join(cache_encoding.DTYPES)
       raise UserError(f'kv_cache_dtype={kv_cache_dtype!r} is unknown; use {known}')
@@ -142,6 +142,8 @@ class Engine:
   def params(self, params: PyTree | None) -> None:
     self._params = params
     self._scheduler.clear(len(self._scheduler))
+    for job in [job for job in self._queue if job.saved is not None]:
+      self.cancel(job)  # its row has what other parameters have made
     if params is None and self._its_pool is not None:
       self._its_pool.clear()  # room for what the parameters are needed for
 
@@ -315,10 +317,8 @@ class Engine:
         self._pool.fit([], may_shrink=False)
       if not self._queue and not reading and self._platform == 'cpu':
         self._pool.shrink()
-      writing, paused = self._pool.with_room(writing, new)
-      self._queue.extendleft(reversed(paused))
-      if writing:
-        self._write(writing, min(most, MOST_STEPS))
+      if ready := self._pool.with_room(writing, new, self._queue):
+        self._write(ready, min(most, MOST_STEPS))
     self._was_idle = not self._queue and not self._scheduler.busy
     return not self._was_idle
 

@@ -47,7 +47,7 @@ class Job:
     num_read: How many tokens of the prompt the cache holds.
     number: How many jobs had rows before this one.
     pages: The pages of the row's tokens, if rows share pages.
-    saved: What the row held when it was taken from the job; None: nothing was.
+    saved: A copy of the row while the job is paused, of a type of the cache's own; else None.
   """
 
   def __init__(self, request: Request, tokenizer: Tokenizer | None):
@@ -88,6 +88,8 @@ class Job:
   @property
   def most_shared(self) -> int:
     """How many tokens may come from another row: at least one is read, and those to be scored."""
+    if self.saved is not None:  # nothing is read
+      return 0
     scored = self.request.scored_from
     return len(self.prompt) - 1 if scored is None else max(0, min(scored, len(self.prompt)) - 1)
 

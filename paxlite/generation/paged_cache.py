@@ -53,8 +53,8 @@ class PagedScheduler(Scheduler):
     free = self.pages.num_pages - len({page for job in busy for page in job.pages})
     found: list[Job] = []
     for job in waiting:
-      shared = 0 if job.saved is not None else self._shared(job)[1]
-      free -= self.pages.missing([], _first_tokens(job)) - shared // self._size
+      shared = self._shared(job)[1]
+      free -= self.pages.missing([], self._first_tokens(job)) - shared // self._size
       if free < 0 and (busy or found):
         break
       found.append(job)
@@ -80,7 +80,7 @@ class PagedScheduler(Scheduler):
     other = self._jobs[source]
     kept = self.pages.shared(other.pages, shared) if shared and other is not None else []
     self._drop(self._jobs[row])
-    if not self.grow(kept, _first_tokens(job), spare=len(self.busy)):
+    if not self.grow(kept, self._first_tokens(job), spare=len(self.busy)):
       self.pages.release(kept)
       return False
     num_kept = min(shared // self._size, len(kept))
@@ -90,6 +90,14 @@ class PagedScheduler(Scheduler):
     else:
       job.resume(row)
     return True
+
+  def _first_tokens(self, job: Job) -> int:
+    """Returns the tokens that a job needs pages for when it gets a row.
+
+    One that comes back has room to write some, so that it is not paused at once.
+    """
+    soon = 1 if job.saved is None else self._size
+    return min(len(job.known) + soon, len(job.prompt) + job.request.max_tokens)
 
   def _drop(self, job: Job | None) -> None:
     if job is not None:
@@ -107,57 +115,61 @@ class PagedCachePool(KVCachePool):
     super().admit(queue, len(fitting), may_shrink)
     for job in self._scheduler.busy:
       if job.saved is not None:
-        place, saved = self._place(job), job.saved
         assert self.state is not None
-        self.state, job.saved = self._programs.restore(self.state, saved, *place), None
+        width, saved = job.saved
+        if self.tables and saved.rows.options.tables is None:
+          saved = saved._replace(rows=self._with_tables(saved.rows, 1))
+        self.state = self._programs.restore(self.state, saved, *self._place(job, width))
+        job.saved = None
 
   def prepare(self, jobs: Sequence[Job]) -> None:
     assert self.state is not None
     table = np.full((len(self._scheduler), self._width), NO_PAGE, np.int32)
     for job in jobs:
-      table[job.row] = self._place(job)[1]
+      table[job.row] = self._place(job, self._width)[1]
     self.state = self.state._replace(cache={**self.state.cache, TABLE: self._placed(table)})
 
-  def with_room(self, jobs: Sequence[Job], new: int) -> tuple[list[Job], list[Job]]:
+  def with_room(
+    self, jobs: Sequence[Job], new: int, queue: collections.deque[Job]
+  ) -> Sequence[Job]:
     left = collections.deque(sorted(jobs, key=lambda job: job.number))
     ready: list[Job] = []
-    paused: list[Job] = []
     while left:
       job = left.popleft()
       most = len(job.prompt) + job.request.max_tokens
       while (
         not (grown := self._scheduler.grow(job.pages, min(len(job.known) + new, most))) and left
       ):
-        paused.insert(0, left.pop())
-        saved = jax.device_get(self._programs.save(self.state, *self._place(paused[0])))
-        self._scheduler.pause(paused[0], saved)
+        youngest, width = left.pop(), self._width  # it may grow before the row comes back
+        saved = jax.device_get(self._programs.save(self.state, *self._place(youngest, width)))
+        self._scheduler.pause(youngest, (width, saved))
+        queue.appendleft(youngest)
       if grown:
         ready.append(job)
-    return ready, paused
+    return ready
 
   def _resized(self, state: State, order: Sequence[int], slots: int) -> State:
-    """Returns a state with the same pages; `prepare` sets their table."""
+    """Returns a state with the same pages, of which `prepare` fills the table."""
     is_shared = self._programs.layout.is_shared
     pages = {path: x for path, x in state.cache.items() if is_shared(path)}
     others = {path: x for path, x in state.cache.items() if path not in {*pages, TABLE}}
     new = super()._resized(state._replace(cache=others), order, slots)
-    return new._replace(cache={**new.cache, **pages})
+    table = self._placed(np.full((len(order), self._width_of(slots)), NO_PAGE, np.int32))
+    return new._replace(cache={**new.cache, **pages, TABLE: table})
 
-  def _place(self, job: Job) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the row of a job, [1], and its pages, [W]."""
-    pages = np.full(self._width, NO_PAGE, np.int32)
-    held = job.pages[: self._width]
+  def _place(self, job: Job, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the row of a job, [1], and its pages, [width]."""
+    pages = np.full(width, NO_PAGE, np.int32)
+    held = job.pages[:width]
     pages[: len(held)] = held
     return np.array([job.row], np.int32), pages
 
   @property
   def _width(self) -> int:
     """The most pages of a row, W."""
+    return self._width_of(self.slots)
+
+  def _width_of(self, slots: int) -> int:
     pages = self._programs.layout.pages
     assert pages is not None
-    return -(-self.slots // pages.size)
-
-
-def _first_tokens(job: Job) -> int:
-  """Returns how many tokens a job needs pages for, so that it gets a row."""
-  return len(job.known) + 1
+    return -(-slots // pages.size)

@@ -113,6 +113,27 @@ def test_pages_give_what_slots_give(name, options):
     assert engine.most_shared > 0
 
 
+@pytest.mark.slow
+def test_rows_get_tables_and_more_slots_while_an_answer_waits():
+  model, params = test_engine.made('llama')
+  short = [Request([i + 1] * 20, 100) for i in range(4)]
+  biased = Request([*range(2, 12)], 290, bias={7: 1.0})
+  expected = [Engine(model, params, 320).generate([request])[0].ids for request in [*short, biased]]
+  engine = Engine(model, params, 320, most_rows=4, pages=Pages(44, SIZE))
+  jobs = [engine.add(request) for request in short]
+  for _ in range(30):
+    engine.step(most=4)
+    if any(job.saved for job in jobs):
+      break
+  assert any(job.saved for job in jobs)
+  assert engine._pool.slots == 128
+  assert not engine._pool.tables
+  jobs.append(engine.add(biased))
+  assert any(engine.step() is False for _ in range(500))
+  assert engine._pool.slots > 128
+  assert [job.answer.ids for job in jobs] == expected
+
+
 @pytest.mark.parametrize('seed', range(20))
 def test_pages_are_neither_lost_nor_given_twice(seed):
   rng = random.Random(seed)
@@ -144,6 +165,14 @@ def test_samples_of_one_prompt_store_it_once():
   )
   assert checked.pauses == 0  # 4 pages of the prompt, and two for each answer; apart they need 24
   assert [a.shared for a in answers] == [0, 32, 32, 32]
+
+
+def test_a_scored_prompt_may_fill_all_pages():
+  model, params = test_engine.made('window')
+  engine = Engine(model, params, 64, most_rows=2, pages=Pages(8, SIZE))
+  job = engine.add(Request([1] * 64, 0, scored_from=1))
+  assert any(engine.step() is False for _ in range(9))
+  assert len(job.answer.prompt_scores) == 63
 
 
 def test_what_pages_do_not_support():
