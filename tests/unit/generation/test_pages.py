@@ -167,6 +167,31 @@ def test_samples_of_one_prompt_store_it_once():
   assert [a.shared for a in answers] == [0, 32, 32, 32]
 
 
+@pytest.mark.slow
+def test_rounds_that_users_of_other_servers_reported():
+  """On one engine, in turn; each round gives what rows with slots give.
+
+  A prompt again, whose beginning is shared (tenstorrent/vllm 415, tanishqkumar/ssd 23); after one
+  that needed all pages (local-inference-lab/vllm 480, ovg-project/kvcached 362); twice at a time
+  (Wenyueh/MinivLLM 98); more long prompts than there are pages for, after short ones (vllm 35541);
+  and answers that fill all pages and have to wait for each other (vllm 1607).
+  """
+  model, params = test_engine.made('llama')
+  beginning = [*range(2, 35)]
+  of = lambda *prompts, most=6: [Request([*prompt], most) for prompt in prompts]
+  rounds = [
+    of(beginning), of(beginning), of([9] * 57), of(beginning), of(beginning, beginning),
+    of(*([i] for i in range(1, 7))), of(*([i, *beginning, *[7] * 20] for i in range(5))),
+    of(*([i + 3] * 3 for i in range(6)), most=58),
+  ]  # fmt: skip
+  expected = Engine(model, params, 64, most_rows=4)
+  engine = Engine(model, params, 64, most_rows=4, pages=Pages(9, SIZE))
+  for number, requests in enumerate(rounds):
+    jobs = [engine.add(request) for request in requests]
+    assert any(engine.step() is False for _ in range(200)), number
+    assert [job.answer.ids for job in jobs] == [a.ids for a in expected.generate(requests)], number
+
+
 def test_a_scored_prompt_may_fill_all_pages():
   model, params = test_engine.made('window')
   engine = Engine(model, params, 64, most_rows=2, pages=Pages(8, SIZE))
