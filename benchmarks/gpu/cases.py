@@ -196,6 +196,7 @@ MODELS = {
     compile_seconds=25,
   ),
   'llama7b_decode_b8': llama7b_decode(8),
+  'llama7b_decode_b64': llama7b_decode(64),
   # Compares the device with a CPU: the same arithmetic, all in float32.
   'small': Model(
     'paxlite.experiments.gpt.GPT126M',
@@ -243,6 +244,10 @@ VARIANTS = {
   'xla_packed_bias': Variant(dict(MAX_SEGMENTS_PER_SEQ=0), texts=8, reference='xla_packed'),
   'xla_packed_bounds': Variant(dict(MAX_SEGMENTS_PER_SEQ=8), texts=8, reference='xla_packed'),
   'xla_dropless': Variant(dict(USE_DROPLESS_MOE=True)),
+  # the same steps once more: losses differ where kernels add in a varying order
+  'xla_again': Variant(reference='xla'),
+  'xla_deterministic': Variant(dict(DETERMINISTIC=True), reference='xla'),
+  'xla_deterministic_again': Variant(dict(DETERMINISTIC=True), reference='xla_deterministic'),
   'xla_int8_weights': Variant(dict(INT8_WEIGHTS=True)),
   'te_gemm': te('gemm', 'bf16'),
   'te_layer': te('layer', 'bf16'),
@@ -323,6 +328,18 @@ SUITES: dict[str, list[str]] = {
     'llama7b_decode/xla',
     'llama7b_decode/xla_int8_weights',
     'llama7b_decode_b8/xla',
+    'llama7b_decode_b64/xla',
+  ],
+  # What the open questions about one GPU need, in about ten minutes.
+  'questions': [
+    'llama7b_decode_b64/xla',
+    'gpt126m_b16/xla',
+    'gpt126m_b16/torch',
+    'gpt126m_b16/xla_again',
+    'gpt126m_b16/xla_deterministic',
+    'gpt126m_b16/xla_deterministic_again',
+    'glam126m_dense/xla',
+    'glam126m/xla_dropless',
   ],
   'start': ['llama7b_start/xla'],
   # Of float32, where a wrong sum of two devices shows, and then of usual sizes.
@@ -398,6 +415,9 @@ _LLAMA7B = (
 )
 _FP8 = ('gpt5b_wide/xla_fp8', 'gpt5b_wide/te_layer_delayed', 'gpt5b_wide/te_gemm_delayed')
 _DECODE = ('llama7b_decode/xla',)
+_DECODE_64 = ('llama7b_decode_b64/xla',)
+_AGAIN = ('gpt126m_b16/xla_again',)
+_DETERMINISTIC = ('gpt126m_b16/xla_deterministic_again',)
 _GPT_TORCH = ('gpt126m_b16/torch', 'gpt126m/torch')
 _LLAMA_TORCH = ('llama7b_dots/torch', 'llama7b_wide/torch')
 _GLAM126M = ('glam126m/xla', 'glam126m/xla_dropless')
@@ -413,6 +433,9 @@ TARGETS = [
   Target('GLaM126M64E against its dense stack', 'ratio', 0.80, _GLAM126M),
   Target("GLaM64B64E's width against its dense stack", 'ratio', 0.80, _GLAM64B),
   Target('LLaMA7B, decoding a row, of the memory bandwidth', 'share_of_copy', 0.82, _DECODE),
+  Target('LLaMA7B, decoding 64 rows', 'tokens_per_second', 5_800, _DECODE_64),
+  Target('GPT126M, losses of two runs', 'largest_difference', None, _AGAIN),
+  Target('the same, DETERMINISTIC', 'largest_difference', 0.0, _DETERMINISTIC, at_most=True),
   Target('LLaMA7B, second start', 'second_seconds', 20.0, ('llama7b_start/xla',), at_most=True),
   Target('packed rows, bounds of texts against a bias', 'ratio', None, _PACKED),
   Target("the same, of the data sheet's bandwidth", 'share_of_bandwidth', None, _DECODE),
